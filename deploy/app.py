@@ -18,15 +18,13 @@ from ray import serve
 from ray.serve import Application
 
 from core.config import DraftConfig, FleetConfig, ServiceConfig, TargetConfig
-from deploy.engines import DraftActor, EngineActor, TargetActor
+from deploy.engines import REPLICA_CPUS, DraftActor, EngineActor, TargetActor, bundles
 from deploy.ingress import Ingress, Member
 from deploy.serve import (
     HEALTH_TIMEOUT_S,
-    REPLICA_CPUS,
     DraftWorker,
     EngineWorker,
     TargetWorker,
-    bundles,
     check_devices,
     draft_router,
     most_replicas,

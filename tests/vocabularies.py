@@ -20,7 +20,7 @@ BEGIN, END = "<|begin|>", "<|end|>"
 
 
 def byte_level(vocab_size: int = 400) -> Tokenizer:
-    """As Llama 3 and Qwen have it; token ids 0 and 1 are special, one more is added that is not."""
+    """A vocabulary like that of Llama 3 and Qwen; token ids 0 and 1 are special, and one more is added that is not."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -37,7 +37,8 @@ def byte_level(vocab_size: int = 400) -> Tokenizer:
 
 
 def byte_fallback() -> Tokenizer:
-    """As Llama 2 has it: pieces of text with a mark for spaces, and a token for each byte of what has no piece."""
+    """A vocabulary like that of Llama 2: pieces of text with a mark for spaces, and a token for each byte that no piece
+    has."""
     pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", *"abcdefghij", "안"]
     tokenizer = Tokenizer(
         models.BPE({piece: i for i, piece in enumerate(pieces)}, [], unk_token="<unk>", byte_fallback=True)

@@ -21,7 +21,7 @@ from unittest.mock import patch
 from bench.control.control import EASY, HARD, MODES, Alternating, ControlCase
 from bench.control.control import adaptive as run_adaptive
 from bench.results import Result, named
-from core.costs import engine_cost
+from core.costs import engine_cost, pass_cost
 from core.speculation import PRIOR, calibration, chances, logit, tree_builder
 from orchestrator.policy import adaptive, depth_acceptance, mode_choice, offers, shared_estimates, tree_policy
 from simulation.engines import PRESETS, HopLaw
@@ -49,16 +49,16 @@ PARTS: Final[Mapping[str, tuple[Patch, ...]]] = {
     "passes by forecast": ((adaptive.AdaptivePolicy, "_forecast", lambda self: self.max_depth),),
     "acceptance by depth": ((depth_acceptance.DepthAcceptance, "observe", _constant(None)),),
     "groups that take turns": ((engine_cost.CostModel, "turn_s", _one_after_the_other),),
-    "a pass costs more beyond what was seen": ((engine_cost.Curve, "_slope", _constant(0.0)),),
+    "a pass costs more beyond what was seen": ((pass_cost.Curve, "_slope", _constant(0.0)),),
     "costs looked at always": ((shared_estimates, "REFRESH_ROUNDS", 1),),
-    "costs of one pass": ((engine_cost, "NUM_RECENT", 1),),
-    "costs by every width": ((engine_cost, "FEW_ROWS", 1),),
-    "what branches cost": ((engine_cost.PassCost, "branch_s", 0.0),),
+    "costs of one pass": ((pass_cost, "NUM_RECENT", 1),),
+    "costs by every width": ((pass_cost, "FEW_ROWS", 1),),
+    "what branches cost": ((pass_cost.PassCost, "branch_s", 0.0),),
     "ranks by their shares": ((chances, "_tails", lambda _said, usual, _total: usual),),
     "waits by what came late": ((adaptive.AdaptivePolicy, "_late_chance", property(lambda self: self._first_chance)),),
     "waiting for a first guess": ((adaptive.AdaptivePolicy, "is_worth_waiting", _constant(False)),),
     "plain steps while nothing is worth its row": ((adaptive.AdaptivePolicy, "goes_on_plainly", _constant(False)),),
-    "extrapolation beyond what was seen": ((engine_cost, "EXTRAPOLATION", 1.0),),
+    "extrapolation beyond what was seen": ((pass_cost, "EXTRAPOLATION", 1.0),),
     "rows by what a pass costs": ((engine_cost.CostModel, "rows_worth", 8),),
     "trials by what they cost": ((adaptive.AdaptivePolicy, "_may_try", _constant(True)),),
     "rest": ((adaptive.AdaptivePolicy, "wants_rest", False),),

@@ -62,7 +62,6 @@ def _with_beams(request: GenerationRequest, given: Given, served: Served) -> Gen
         "resume_token_ids": ("empty", request.resume_tokens),
         "resume_samples": ("empty", given.resume_samples),
         "prompt_logprobs": ("unset", given.prompt_logprobs is not None),
-        "speculation.trace": ("false", request.wants_trace),
         "receipt": ("false", request.wants_receipt),
     }
     for field, (allowed, is_given) in refused.items():

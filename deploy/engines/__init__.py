@@ -2,5 +2,15 @@
 
 from deploy.engines.actors import DraftActor, EngineActor, TargetActor
 from deploy.engines.incarnations import Incarnation, cause_of_death
+from deploy.engines.placement import REPLICA_CPUS, bundles, placement
 
-__all__ = ["DraftActor", "EngineActor", "Incarnation", "TargetActor", "cause_of_death"]
+__all__ = [
+    "REPLICA_CPUS",
+    "DraftActor",
+    "EngineActor",
+    "Incarnation",
+    "TargetActor",
+    "bundles",
+    "cause_of_death",
+    "placement",
+]

@@ -4,13 +4,11 @@ from deploy.serve.adapters import AdapterList
 from deploy.serve.autoscaling import most_replicas, replicas
 from deploy.serve.deployments import (
     HEALTH_TIMEOUT_S,
-    REPLICA_CPUS,
     DraftWorker,
     EngineWorker,
     LeaseGrant,
     Refusal,
     TargetWorker,
-    bundles,
 )
 from deploy.serve.devices import check_devices
 from deploy.serve.draining import replicas_now
@@ -19,7 +17,6 @@ from deploy.serve.routing import draft_router, target_router
 
 __all__ = [
     "HEALTH_TIMEOUT_S",
-    "REPLICA_CPUS",
     "AdapterList",
     "DraftWorker",
     "EngineWorker",
@@ -27,7 +24,6 @@ __all__ = [
     "Refusal",
     "ServeLeases",
     "TargetWorker",
-    "bundles",
     "check_devices",
     "draft_router",
     "most_replicas",

@@ -18,14 +18,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 import ray
 from ray import serve
 from ray.exceptions import RayError
-from ray.util.placement_group import PlacementGroup, get_current_placement_group
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+from ray.util.placement_group import get_current_placement_group
 
 from core.config import DraftConfig, EngineConfig, WorkerConfig
 from core.errors import OutriderError, WorkerLost
 from core.records import Adapter, ModelInfo
 from core.text import BlockHash
-from deploy.engines import DraftActor, EngineActor, Incarnation, TargetActor, cause_of_death
+from deploy.engines import DraftActor, EngineActor, Incarnation, TargetActor, cause_of_death, placement
 from deploy.link.address import LinkAddress
 from deploy.logs import log_with_serve
 from deploy.metrics import ENGINE_CATALOGUE, EngineMeter, ServeRecorder
@@ -38,9 +37,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-REPLICA_CPUS = 0.1
-"""Ray's logical CPUs for the replica itself, which mostly waits."""
-ENGINE_BUNDLE = 1
 HEALTH_TIMEOUT_S = 15.0
 """Seconds, longer than any step of an engine; Serve replaces a replica whose engine misses this three times."""
 METRICS_PERIOD_S = 5.0
@@ -75,13 +71,6 @@ class Refusal:
     reason: str = "an engine is loading"
 
 
-def bundles(config: WorkerConfig) -> list[dict[str, float]]:
-    """The resources of a replica: its own, then those of each stage of its engine, whose ranks are on one node."""
-    rank = {"CPU": config.num_cpus, "GPU": config.num_gpus, **config.resources}
-    stage = {name: amount * config.engine.tensor_parallel for name, amount in rank.items() if amount > 0}
-    return [{"CPU": REPLICA_CPUS}, *[dict(stage) for _ in range(config.engine.pipeline_parallel)]]
-
-
 class EngineWorker(ABC):
     """A replica that owns one engine, of one rank or more, and starts another in its place when it dies.
 
@@ -98,7 +87,7 @@ class EngineWorker(ABC):
         log_with_serve()
         context = serve.get_replica_context()
         self._replica_id = context.replica_id.unique_id
-        place = partial(_placement, config, get_current_placement_group())
+        place = partial(placement, config, get_current_placement_group())
         self._begin_life: Callable[[EngineConfig], Incarnation] = lambda engine: Incarnation(
             self.role, actor, engine, place, *arguments
         )
@@ -305,15 +294,3 @@ class DraftWorker(EngineWorker):
         self._reported_s, self._reported_step_time_s = now_s, stats.step_time_s
         waited_s, round_s, self._waited_s, self._round_s = self._waited_s, self._round_s, 0.0, 0.0
         return {BUSY: min(1.0, computed_s / elapsed_s), WAITED_S: waited_s, ROUND_S: round_s}
-
-
-def _placement(config: WorkerConfig, group: PlacementGroup, rank: int) -> dict[str, Any]:
-    """Ray options that put a rank into the bundle of its stage, in a replica's own placement group."""
-    return {
-        "num_cpus": config.num_cpus,
-        "num_gpus": config.num_gpus,
-        "resources": config.resources,
-        "scheduling_strategy": PlacementGroupSchedulingStrategy(
-            group, placement_group_bundle_index=ENGINE_BUNDLE + rank // config.engine.tensor_parallel
-        ),
-    }

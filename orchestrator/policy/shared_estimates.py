@@ -189,5 +189,6 @@ class SharedEstimates:
                 num_verifying=num_verifying,
                 num_drafting=num_drafting,
                 branch_s=self.verify.passes.branch_s,
+                guessing_s=self.verify.guessing_s,
             )
         return known

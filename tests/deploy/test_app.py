@@ -9,8 +9,8 @@ from ray.serve import Application
 from core.config import DraftConfig, EngineConfig, OrchestratorConfig, ServiceConfig, TargetConfig
 from core.errors import ConfigError
 from deploy import app
+from deploy.engines import REPLICA_CPUS, bundles
 from deploy.launch import application
-from deploy.serve.deployments import REPLICA_CPUS, bundles
 from deploy.settings import demo_config, parse_config
 
 GPU_WORKER = TargetConfig(EngineConfig("/t"), num_replicas=2, num_cpus=4, num_gpus=1, resources={"large_gpu": 1})

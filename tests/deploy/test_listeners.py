@@ -62,7 +62,7 @@ def test_whatever_others_reach_is_the_service_or_metrics_or_asks_for_a_token(ser
 
 
 def test_who_asks_for_it_is_reached_from_outside_at_the_ports_of_the_image(tmp_path):
-    """As the image's command: its ports are free in a container, and may not be here."""
+    """The image's command has fixed ports, which are free in a container and may not be here."""
     metrics_port, http_port = free_port(), free_port()
     flags = ("--host", "0.0.0.0", "--metrics-port", str(metrics_port), "--http-port", str(http_port))
     with command_serving(tmp_path / "stderr", *flags) as serving:
@@ -173,7 +173,7 @@ def test_strangers_who_watch_health_take_no_places_but_those_set_aside_and_give_
 
 
 def watch_all(health, timeout_s: float = 20.0):
-    """As many watches as there may be, once those of before have given their places back."""
+    """Begin the largest number of watches, once earlier ones have given their places back."""
     watches = []
     end_s = time.monotonic() + timeout_s
     while len(watches) < MAX_WATCHES:

@@ -12,7 +12,7 @@ from ray.core.generated.autoscaler_pb2 import GangResourceRequest, ResourceReque
 from ray.core.generated.common_pb2 import LabelSelectorOperator
 from ray.core.generated.instance_manager_pb2 import Instance, NodeKind
 
-from deploy.serve import bundles
+from deploy.engines import bundles
 from tests.k8s.manifests import Objects, cluster, deployments, least_replicas, settings, worker_pods
 
 AUTOSCALER_COMMAND = "KUBERAY_GEN_AUTOSCALER_START_CMD"

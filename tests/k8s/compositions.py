@@ -1,4 +1,4 @@
-"""Which overlays and components are put together, and what kustomize makes of them. Knows no policy."""
+"""The overlays and components that are put together, and what kustomize makes of them. Knows no policy."""
 
 from __future__ import annotations
 

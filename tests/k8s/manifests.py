@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from core.config import ServiceConfig
-from deploy.serve import bundles
+from deploy.engines import bundles
 from deploy.settings import parse_config
 
 Manifest = dict[str, Any]

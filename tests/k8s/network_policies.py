@@ -1,4 +1,4 @@
-"""Who may talk to whom: nothing by default, and each opening leads where it is meant to."""
+"""Nobody may talk to anybody by default, and each opening leads where it is meant to."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def the_autoscaler_reaches_kubernetes(objects: Objects) -> Iterator[str]:
 
 
 def names_are_resolved(objects: Objects) -> Iterator[str]:
-    """By DNS pods, by a cache on the node, in whichever network that is, or by the cloud; long answers come by TCP."""
+    """DNS pods, a cache on the node (in whichever network that is) or the cloud answer; long answers come by TCP."""
     resolvers: dict[str, tuple[Peer, Mapping[str, str] | None]] = {
         "DNS": ({"k8s-app": "kube-dns"}, SYSTEM_NAMESPACE),
         "node-local DNS with a network of its own": ({"k8s-app": "node-local-dns"}, SYSTEM_NAMESPACE),

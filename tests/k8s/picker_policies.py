@@ -17,7 +17,7 @@ ENGINE_LABEL = "llm-d.ai/engine-type"
 
 
 def pools_lead_to_orchestrators(objects: Objects) -> Iterator[str]:
-    """To no others: a proxy beside an engine has no orchestrator of its own, and would answer for one elsewhere."""
+    """A proxy beside an engine has no orchestrator of its own, and would answer for one elsewhere."""
     ports = {port["name"]: port["port"] for port in ray_service(objects)["serveService"]["spec"]["ports"]}
     for pool in of_kind(objects, "InferencePool"):
         roles = [pod.role for pod in pods(objects) if selects(pool["spec"]["selector"], pod.labels)]

@@ -82,7 +82,7 @@ def ports_agree(objects: Objects) -> Iterator[str]:
 
 
 def messages_are_bounded(objects: Objects) -> Iterator[str]:
-    """By every proxy alike, and not below what the application takes, which says in its refusal what was too long."""
+    """Every proxy has the same bound. It is not below the application's, whose refusal says what was too long."""
     least = settings(objects).limits.max_message_bytes
     for pod in ray_pods(objects):
         values = [each.get("value") for each in pod.ray.get("env", ()) if each["name"] == MAX_MESSAGE]
@@ -93,7 +93,8 @@ def messages_are_bounded(objects: Objects) -> Iterator[str]:
 
 
 def proxies_are_prepared(objects: Objects) -> Iterator[str]:
-    """As `outrider serve` prepares Serve: or, for one, gRPC cancels calls of a burst by itself."""
+    """Proxies have the environment of `outrider serve`. Without it, for example, gRPC cancels calls of a burst by
+    itself."""
     for pod in ray_pods(objects):
         for name, wanted in NODE_ENVIRONMENT.items():
             values = [each.get("value") for each in pod.ray.get("env", ()) if each["name"] == name]

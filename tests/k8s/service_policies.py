@@ -195,7 +195,8 @@ def _rules(objects: Objects) -> Iterator[tuple[str, Manifest]]:
 
 
 def _is_routed(path: str, rule: Manifest) -> bool:
-    """As the Gateway API has it: a prefix ends where an element of the path does, and no match at all is every path."""
+    """The Gateway API's rule: a prefix ends where an element of the path does, and a rule without matches has every
+    path."""
     matches = rule.get("matches", [{}])
     return any(_fits(path, match.get("path", {"type": "PathPrefix", "value": "/"})) for match in matches)
 

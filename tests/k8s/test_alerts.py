@@ -85,7 +85,7 @@ def idle(directory: Path) -> Path:
 
 
 def exported_when_idle() -> Iterator[tuple[str, int]]:
-    """As tests/deploy/metrics/test_metrics.py finds it at a server: zeros, and that a draft is there and rests."""
+    """Metrics that tests/deploy/metrics/test_metrics.py finds at an idle server: zeros, and a draft that rests."""
     for metric, label in (*zeros(ORCHESTRATOR_CATALOGUE, 8), *zeros(ENGINE_CATALOGUE)):
         own = f', {metric.label}="{label}"' if label is not None else ""
         yield f'{EXPORTED_PREFIX}{metric.name}{{{MODEL_LABEL}="m"{own}}}', 0

@@ -198,7 +198,7 @@ def test_a_failure_ends_the_call_frees_what_it_held_and_the_next_one_runs(llm):
 
 @pytest.fixture
 def _interruptible():
-    """By Python's own handler: a shell has what it runs in the background ignore interrupts."""
+    """Use Python's own handler. A shell makes what it runs in the background ignore interrupts."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)

@@ -185,7 +185,7 @@ def _here(value: Any) -> Any:
 
 
 def _computed(func: Any, args: Any, kwargs: dict[str, Any], tensors: list[Tensor], is_there: bool) -> Any:
-    """By the CPU; a tensor that was changed in place is the same object."""
+    """Compute on the CPU. A tensor that was changed in place stays the same object."""
     kwargs |= {key: value for key, value in {"device": HOST, "pin_memory": False}.items() if key in kwargs}
     args, kwargs = tree_map_only(SimulatedTensor, _here, (args, kwargs))
     found = func(*args, **kwargs)

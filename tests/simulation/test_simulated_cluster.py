@@ -66,7 +66,7 @@ class FakeDraft:
 
 
 def test_nothing_overtakes_what_belongs_to_the_same_session():
-    """As on a link, however much the time of a hop varies: growth in another order would be no growth."""
+    """A link keeps the order however much the time of a hop varies. Growth in another order would be no growth."""
 
     async def main():
         wire, draft, told, ended = Wire(HopLaw(HOP_S, jitter=2.0), Random(1)), FakeDraft(), [], []
@@ -91,7 +91,7 @@ def test_nothing_overtakes_what_belongs_to_the_same_session():
 
 
 def test_what_travels_when_growth_is_lost_does_not_arrive_any_more():
-    """As over a link: `exchange` has raised, and its caller has answered for all of its requests."""
+    """On a link `exchange` has raised by then, and its caller has answered for all of its requests."""
 
     class DyingDraft(FakeDraft):
         async def exchange(self, batch, take):

@@ -135,7 +135,7 @@ async def test_a_lying_extra_draft_changes_no_token(other, plain, policy, monkey
 @pytest.mark.parametrize("policy", ["static_tree in turn", pytest.param("adaptive", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("verification", [Verification.REJECTION, Verification.BLOCK], ids=str)
 async def test_where_the_draft_samples_the_law_is_the_targets(verification, policy, tmp_path):
-    """As in test_law, of which this has the sources, and these policies in place of dice."""
+    """The test of test_law with these sources, and with these policies in place of dice."""
     model = checkpoints.build("llama", seed=4)
     prompt = copying(model)
     target, draft, second = (checkpoints.write("llama", tmp_path / name, seed=4) for name in ("t", "d", "e"))

@@ -65,7 +65,7 @@ async def test_a_completion_is_served(methods):
 
 
 async def test_a_completion_is_held_to_what_it_must_look_like(methods):
-    """By a client that reflection alone has told; refused by name before any model work."""
+    """The client knows by reflection alone. What cannot be followed is refused by name before any model work."""
     request = methods["Generate"].request
     given = {"text": "x = ", "sampling": {"temperature": 1.0, "seed": 5}, "stopping": {"max_tokens": 64}}
     (whole,) = await methods["Generate"](request(**given, structured_output={"regex": "[a-f]{3}-[0-9]{2}"}))
@@ -154,7 +154,7 @@ async def test_what_is_compressed_is_served_and_is_no_way_around_the_limits(runn
 
 @asynccontextmanager
 async def streams(methods, num, max_tokens):
-    """That many streams in progress; yields the times of their chunks, stream by stream."""
+    """Yields the times of the chunks of `num` streams in progress, stream by stream."""
     method = methods["GenerateStream"]
     path = f"/{method.descriptor.containing_service.full_name}/{method.descriptor.name}"
     request = completion(methods, max_tokens).SerializeToString()

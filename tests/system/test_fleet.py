@@ -36,7 +36,7 @@ FLEET = {
 
 @pytest.fixture(scope="module")
 def client():
-    """As `outrider serve --config FILE` starts them."""
+    """A client of the models that `outrider serve --config FILE` starts."""
     with (
         served(parse_fleet(FLEET), lambda _: None) as endpoints,
         Client(f"localhost:{endpoints.grpc_port}") as client,

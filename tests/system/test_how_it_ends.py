@@ -23,7 +23,7 @@ AT_THE_END = Sampling(temperature=0.0, logit_bias=((END, 100.0),), min_tokens=3,
 
 
 async def answer(served, job):
-    """As the client gets it; and the same without drafting, which must not make a difference."""
+    """The client's response, which must be the same without drafting."""
     responses = []
     for one in (job, replace(job, max_draft_tokens=0)):
         responses.append(response_of(await served.complete(one), one))
@@ -33,7 +33,7 @@ async def answer(served, job):
 
 
 def response_of(chunks, job):
-    """As the servicer makes it."""
+    """The servicer's response of these chunks."""
     usage = SamplesUsage([job])
     for chunk in chunks:
         usage.observe(0, chunk)

@@ -109,7 +109,7 @@ async def outputs(served, jobs, num_at_once=16):
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("count", [6, pytest.param(500, marks=[pytest.mark.slow, pytest.mark.ci])])
 async def test_schema_bound_output_is_valid_and_the_same_with_and_without_guesses(count):
-    """By chains of guesses, and by trees that are cut, hit, missed and abandoned by dice."""
+    """Guesses are chains, and trees that are cut, hit, missed and abandoned by dice."""
     policies = WildPolicies(seed=7)
     async with system(speculation=PATIENT, policies=policies) as wild, system(gamma=5) as chains:
         schemas, jobs = zip(*jobs_of(wild, count), strict=True)

@@ -35,7 +35,7 @@ def slotted(text):
 
 
 def leaving(text):
-    """As the text begins, and then something else."""
+    """A template that begins like the text, and then has something else."""
     return template(re.escape(text[: len(text) // 2]) + "éèê, and so on for ever")
 
 

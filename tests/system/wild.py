@@ -73,7 +73,7 @@ class WildPolicy(NamedPolicy):
         return self.random.random() < 0.5 + 0.5 * confidences[-1]
 
     def is_worth_drawing(self, path_prob):
-        """By what was said up to the guess in question."""
+        """The rule looks at what was said up to the guess in question."""
         return len(path_prob) <= self.max_depth and self.random.random() < 0.5 + 0.5 * path_prob[-1]
 
     def is_worth_waiting(self, num_passes: int, has_drafted: bool) -> bool:

@@ -57,7 +57,7 @@ def test_a_missing_or_broken_tokenizer_is_named(target: Path, tmp_path: Path) ->
 
 
 def test_ids_that_no_model_has_rows_for_may_differ(target: Path, tmp_path: Path) -> None:
-    """As where one of the two was given a padding token."""
+    """One of the two may have been given a padding token."""
     draft = write_tokenizer(tmp_path / "draft", tokenizer_json())
     (draft / "tokenizer_config.json").write_text(json.dumps({"pad_token": "[PAD]"}))
     with pytest.raises(VocabularyMismatch, match=r"token id 300 is no token .* but '\[PAD\]'"):

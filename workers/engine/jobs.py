@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import Any, Generic, TypeVar
 
-from core.records import DraftRequest, Features, Timing, VerifyRequest, Want
+from core.records import DraftRequest, Features, Timing, TokenLogprobs, Verdict, VerifyRequest, Want
 from core.rules import Outcome
-from core.speculation import ROOT, TokenTree
+from core.speculation import ROOT, Guesses, TokenTree
 from core.text import BlockHash
 from workers.engine.sequences import HeldSequence
 from workers.heads import CommittedRows, PrefixFeatures
@@ -196,6 +196,11 @@ class VerifyJob(Job[VerifyRequest]):
     def num_tree_rows(self) -> int:
         return len(self.request.block.tokens)
 
+    @property
+    def num_logits(self) -> int:
+        """Number of rows of logits in its last step."""
+        return 1 + len(self.block)
+
     def last_rows(self) -> StepRows:
         return StepRows(self.held.kv, self.pending, self.block, adapter=self.held.adapter, source=self.held.source)
 
@@ -237,7 +242,33 @@ class VerifyJob(Job[VerifyRequest]):
         first = len(log) + len(path)
         return lambda depth: Row(sampling, first + depth, seen, spec.prompt_len)
 
-    def samples_of(self, outcome: Outcome) -> tuple[int, ...]:
+    def verdict(
+        self,
+        outcome: Outcome,
+        logprobs: tuple[TokenLogprobs, ...],
+        timing: Timing,
+        continued: int,
+        features: Features | None,
+        guesses: Guesses,
+    ) -> Verdict:
+        """The reply, once the log has the accepted guesses. `features`, `guesses`: what heads read and have made."""
+        return Verdict(
+            self.request.stamp,
+            outcome.path,
+            outcome.next_token,
+            len(self.held.log),
+            logprobs,
+            timing,
+            continued,
+            tuple(self.scores.found) if self.scores is not None else (),
+            outcome.num_relaxed,
+            self._samples_of(outcome),
+            self.num_adopted,
+            features,
+            guesses,
+        )
+
+    def _samples_of(self, outcome: Outcome) -> tuple[int, ...]:
         """Tokens sampled after each node, if the request wants them and the whole block was judged; otherwise empty."""
         is_whole = len(outcome.samples) == 1 + len(self.block)
         return outcome.samples if is_whole and Want.SAMPLES in self.request.wants else ()

@@ -18,13 +18,10 @@ from core.records import (
     Adapter,
     Continuation,
     EngineStats,
-    Features,
     Findings,
     Missing,
     Refused,
     TargetRequest,
-    Timing,
-    TokenLogprobs,
     Verdict,
     VerifyReply,
     VerifyRequest,
@@ -32,7 +29,7 @@ from core.records import (
     is_sound,
 )
 from core.rules import Outcome
-from core.speculation import Guesses, TokenTree
+from core.speculation import TokenTree
 from workers.engine.base import Engine
 from workers.engine.beams import ScoringJob, score
 from workers.engine.heads import HeadDraft, read_returned
@@ -69,7 +66,7 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
         Raises: StartupError.
         """
         if config.learning_buffer is not None:  # before anything is loaded
-            check_buffer(_buffer_of(config.learning_buffer))
+            check_buffer(Path(config.learning_buffer).expanduser())
         heads: list[EngineHead | None] = []
 
         def load_head(loaded: LoadedModel) -> Sequence[LayerShape]:
@@ -88,7 +85,8 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
         """The head, if it has KV of its own."""
         self.info = replace(self.info, head=head.name if head is not None else "")
         self._continuations = Continuations()
-        self._learning = _collector(config, epoch)
+        buffer = LearningBuffer.of(config, epoch)
+        self._learning = None if buffer is None else VerdictCollector(buffer)
         """Collects what drafts can learn from; None unless the settings have a buffer."""
         self.take_offers: Callable[[], None] = _nothing
         """Called before verdicts are made, to take continuations offered since the step began."""
@@ -203,16 +201,18 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
         self._store.keep_rows(held, rebased.num_tokens, rebased.guesses)
         held.num_guesses = len(request.block) - len(held.tree)
         pending = [*self._store.rewind(held), *rebased.pending]
-        prefix = self._wanted_prefix(request)
+        prefix = self._wanted_prefix(request, len(pending))
         kind = ScoringJob if is_scoring else VerifyJob
         self._jobs.append(kind(request, held, pending, arrived_s, scores=scores, prefix=prefix))
 
-    def _wanted_prefix(self, request: VerifyRequest) -> PrefixFeatures | None:
-        """Store for features of the tokens before the root, if a head reads them."""
-        root = request.num_committed - 1
-        head = self._grown if Want.GUESSES in request.wants else None
-        if Want.PREFIX_FEATURES in request.wants or (head is not None and head.lacks(request.stamp.lease, root)):
-            return PrefixFeatures(max(0, root - MAX_FEATURE_TOKENS))
+    def _wanted_prefix(self, request: VerifyRequest, num_pending: int) -> PrefixFeatures | None:
+        """Store for features of the tokens before the root, if a head reads them.
+
+        The head in this engine knows those of tokens that were computed before: it gets them with each verdict.
+        """
+        is_read_here = self._grown is not None and Want.GUESSES in request.wants and num_pending > 1
+        if is_read_here or Want.PREFIX_FEATURES in request.wants:
+            return PrefixFeatures(max(0, request.num_committed - 1 - MAX_FEATURE_TOKENS))
         return None
 
     def _undo(self, job: Job[VerifyRequest], num_tokens: int, pending: list[int]) -> None:
@@ -239,7 +239,7 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
         scoring = [job for job in jobs if isinstance(job, ScoringJob)]
         if not scoring:
             return self._judge(jobs, scores)
-        owners = [job for job in jobs for _ in range(_num_rows(job))]
+        owners = [job for job in jobs for _ in range(job.num_logits)]
         rows = [row for row, job in enumerate(owners) if isinstance(job, ScoringJob)]
         others = [row for row, job in enumerate(owners) if not isinstance(job, ScoringJob)]
         self._score(scoring, scores.take(rows).logits if others else scores.logits)
@@ -302,7 +302,7 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
             judged, logprob_readers, continued, returned, strict=True
         ):
             timing = item.job.timing(guessing_s)
-            self._answer(item.job, self._verdict(item.job, outcome, tuple(logprobs()), timing, number, *for_heads))
+            self._answer(item.job, item.job.verdict(outcome, tuple(logprobs()), timing, number, *for_heads))
         self._replies += refused
         for request in following:
             super().add(request)
@@ -312,32 +312,6 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
         if self._learning is None:
             return _nothing
         return self._learning.read([item.end(outcome) for item, outcome in judged if not item.may_hold_nan], readback)
-
-    @staticmethod
-    def _verdict(
-        job: VerifyJob,
-        outcome: Outcome,
-        logprobs: tuple[TokenLogprobs, ...],
-        timing: Timing,
-        continued: int,
-        features: Features | None,
-        guesses: Guesses,
-    ) -> Verdict:
-        return Verdict(
-            job.request.stamp,
-            outcome.path,
-            outcome.next_token,
-            len(job.held.log),
-            logprobs,
-            timing,
-            continued,
-            tuple(job.scores.found) if job.scores is not None else (),
-            outcome.num_relaxed,
-            job.samples_of(outcome),
-            job.num_adopted,
-            features,
-            guesses,
-        )
 
     def _can_go_on(self, committed: Sequence[int], request: VerifyRequest) -> bool:
         """Whether the offered block may be verified: not after an end-of-sequence token, which may end the output."""
@@ -350,23 +324,6 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
         self._runtime.cache.compact(held.kv, len(held.log), path)
         held.log.extend(job.block.tokens[node] for node in path)
         self._runtime.cache.states.drop_early(held.kv, len(held.log))
-
-
-def _num_rows(job: VerifyJob) -> int:
-    """Number of the job's rows of logits."""
-    return job.num_scored if isinstance(job, ScoringJob) else 1 + len(job.block)
-
-
-def _collector(config: EngineConfig, epoch: int) -> VerdictCollector | None:
-    """Raises: ConfigError."""
-    if config.learning_buffer is None:
-        return None
-    buffer = LearningBuffer(_buffer_of(config.learning_buffer), config.learning_buffer_tokens, epoch)
-    return VerdictCollector(buffer)
-
-
-def _buffer_of(path: str) -> Path:
-    return Path(path).expanduser()
 
 
 def _nothing() -> None:

@@ -20,6 +20,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
 
+from core.config import EngineConfig
 from core.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -119,6 +120,13 @@ class LearningBuffer:
         self._waiting: queue.Queue[KeptText | None] = queue.Queue(MAX_WAITING)
         self._thread = threading.Thread(target=self._run, name="learning-buffer", daemon=True)
         self._thread.start()
+
+    @classmethod
+    def of(cls, config: EngineConfig, epoch: int) -> LearningBuffer | None:
+        """The buffer of an engine; None unless its settings have one. Raises: ConfigError."""
+        if config.learning_buffer is None:
+            return None
+        return cls(Path(config.learning_buffer).expanduser(), config.learning_buffer_tokens, epoch)
 
     def add(self, text: KeptText) -> None:
         try:

@@ -31,6 +31,8 @@ class Command(IntEnum):
     """A number and an adapter follow (`pack_adapter`): each rank reads its part."""
     DROP_ADAPTER = 5
     """The number of the adapter follows."""
+    CHECK_ADAPTER = 6
+    """The number of the adapter follows: each rank names the modules that its last step did not call."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,6 @@ import logging
 import socket
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from time import monotonic
@@ -24,11 +23,13 @@ from torch import Tensor
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]  # its __init__ re-exports them
 
 from core.config import EngineConfig
-from core.errors import ConfigError, StartupError, WorkerLost, first_line
+from core.errors import StartupError, WorkerLost, first_line
 from workers.native.ranks.shared import Exchange
 from workers.parallel.heartbeat import Heartbeat, HeartbeatListener, connect
 from workers.parallel.pipeline import Pipeline
+from workers.parallel.rank import Rank
 from workers.parallel.shared_memory import SharedMemory
+from workers.runtime import this_machine
 
 logger = logging.getLogger(__name__)
 
@@ -40,25 +41,6 @@ FIRST_MESSAGE_INTS = 1024
 """Length of a command's first broadcast, in integers; a longer command takes a second one."""
 
 
-@dataclass(frozen=True, slots=True)
-class Rank:
-    """One process of a group, and the address where the group meets."""
-
-    index: int
-    """0 is the engine; the others follow it."""
-    size: int
-    master_address: str
-    """Address of rank 0's machine, as the others reach it."""
-    master_port: int
-    """A free port of rank 0's machine, on which rank 0 listens."""
-    timeout_s: float = 60.0
-    """Seconds within which the others must connect at start, and each collective of a step must end."""
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.index < self.size:
-            raise ConfigError(f"rank {self.index} is not below the number of ranks, {self.size}")
-
-
 class RankGroup:
     """This process's membership in its group. When one process is lost, the whole group is.
 
@@ -68,6 +50,8 @@ class RankGroup:
 
     exchange: Exchange | None = None
     """Memory that native code of all ranks shares; None without such memory, with several stages, and on a GPU."""
+    num_local: int
+    """Number of ranks on this rank's machine."""
 
     def __init__(self, rank: Rank, config: EngineConfig, on_loss: Callable[[str], None]) -> None:
         """Connect to the other ranks. Raises: StartupError."""
@@ -114,15 +98,17 @@ class RankGroup:
             logger.info("rank %d shares no memory with the others: %s", index, error)
         if index == 0:
             store.set("memory", "" if memory is None else str(memory.path))
+        own = this_machine()
         try:
-            is_shared = self.all_min(int(memory is not None))
+            is_shared, machines = zip(*self.gather_json([memory is not None, own]), strict=True)
         except WorkerLost as error:
             self.close()
             raise StartupError(f"the ranks of the model did not start together: {error}") from error
         finally:
             if memory is not None and index == 0:
                 memory.path.unlink(missing_ok=True)
-        if memory is None or not is_shared:
+        self.num_local = machines.count(own)
+        if memory is None or not all(is_shared):
             return None
         if self._device.type == "cpu" and self.pipeline.stage is None:
             self.exchange = memory.exchange(self.rank.timeout_s)
@@ -182,7 +168,7 @@ class RankGroup:
         Raises: StartupError with the first problem, or if the statements differ.
         """
         try:
-            received = self._gather_json([statement, of_stage, problem])
+            received = self.gather_json([statement, of_stage, problem])
         except WorkerLost as error:
             raise StartupError(f"the ranks of the model did not start together: {error}") from error
         for rank, (*_, trouble) in enumerate(received):
@@ -196,10 +182,11 @@ class RankGroup:
 
     def all_min(self, number: int) -> int:
         """The smallest of all ranks' numbers. Raises: WorkerLost."""
-        return min(int(received or 0) for (received,) in self._gather_json([str(number)]))
+        smallest: int = min(received for (received,) in self.gather_json([number]))
+        return smallest
 
-    def _gather_json(self, own: list[str | None]) -> list[list[str | None]]:
-        """All ranks' values, in the order of ranks."""
+    def gather_json(self, own: Sequence[Any]) -> list[list[Any]]:
+        """All ranks' values, in the order of ranks. Raises: WorkerLost."""
         sent = json.dumps(own).encode()
         longest = max(int(length) for length in self._gather_untimed(torch.tensor([len(sent)])))
         padded = torch.frombuffer(bytearray(sent.ljust(longest)), dtype=torch.uint8)

@@ -34,7 +34,8 @@ from core.errors import CheckpointError, ConfigError, StartupError
 from core.records import Adapter
 from workers.model import LoadedModel, LoraWeights, ModelShard, PipelineStage, loader
 from workers.parallel.commands import Command, KVEdit, pack_adapter, pack_step, unpack_adapter, unpack_step
-from workers.parallel.group import Rank, RankGroup
+from workers.parallel.group import RankGroup
+from workers.parallel.rank import Rank
 from workers.runtime import ModelRuntime, NoRoomForKV
 from workers.runtime.backend import Backend, BackendContext, BackendUnavailable
 from workers.runtime.backend_stack import BackendStack
@@ -87,12 +88,14 @@ def run_follower(config: EngineConfig, rank: Rank, progress: Callable[[str], Non
         runtime = ModelRuntime(loaded, config, all_min=group.all_min)
         runtime.backends.warm_up_base(progress)
         while (command := group.receive_command())[0] != Command.STOP:
-            _carry_out(command, runtime, progress)
+            _carry_out(command, runtime, group, progress)
             group.check()
     group.close()
 
 
-def _carry_out(command: Sequence[int], runtime: ModelRuntime, progress: Callable[[str], None]) -> None:
+def _carry_out(
+    command: Sequence[int], runtime: ModelRuntime, group: RankGroup, progress: Callable[[str], None]
+) -> None:
     kind, *values = command
     if kind == Command.STEP:
         _run(*unpack_step(values), runtime)
@@ -100,6 +103,8 @@ def _carry_out(command: Sequence[int], runtime: ModelRuntime, progress: Callable
         _add_adapter(*unpack_adapter(values), runtime)
     elif kind == Command.DROP_ADAPTER:
         runtime.backends.drop_adapter(*values)
+    elif kind == Command.CHECK_ADAPTER:
+        group.gather_json(runtime.backends.uncalled(*values))
     elif kind == Command.BUILD_BACKEND:
         with suppress(BackendUnavailable):  # rank 0 reports it
             runtime.backends.build(progress)
@@ -180,6 +185,11 @@ class LeaderBackends(BackendStack):
         self._group.send_command([Command.DROP_ADAPTER, number])
         super().drop_adapter(number)
 
+    def uncalled(self, number: int) -> list[str]:
+        """Those of all ranks: each has the modules of its own stage."""
+        self._group.send_command([Command.CHECK_ADAPTER, number])
+        return [name for names in self._group.gather_json(super().uncalled(number)) for name in names]
+
     def close(self) -> None:
         try:
             if self._group.lost is None:
@@ -218,7 +228,7 @@ def _load(config: EngineConfig, group: RankGroup, progress: Callable[[str], None
     """
     stage, index = divmod(group.rank.index, config.tensor_parallel)
     part = PipelineStage(stage, config.pipeline_parallel)
-    shard = ModelShard(index, config.tensor_parallel, config.expert_parallel, part)
+    shard = ModelShard(index, config.tensor_parallel, config.expert_parallel, part, group.num_local)
     try:
         loaded = loader.load(config, progress, shard)
         statements = _fingerprints(config, loaded, shard)

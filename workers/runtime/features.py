@@ -29,12 +29,12 @@ class FeatureTap:
         """Attach to `model`. Raises: ConfigError for a layer that it does not have."""
         self.layers = tuple(layers)
         self._states: dict[int, Tensor] = {}
-        _, modules = layer_list(model)
+        name, modules = layer_list(model)
         for layer in self.layers:
             if not LAST <= layer <= len(modules):
                 raise ConfigError(f"feature_layers: {layer} is not in [-1, {len(modules)}]")
             if layer == LAST:
-                model.base_model.register_forward_hook(partial(self._keep_output, layer))
+                model.get_submodule(name.rpartition(".")[0]).register_forward_hook(partial(self._keep_output, layer))
             elif layer == len(modules):
                 modules[-1].register_forward_hook(partial(self._keep_output, layer))
             else:

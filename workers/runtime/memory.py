@@ -92,17 +92,18 @@ def num_kv_blocks(
     taken_bytes: Callable[[], int] = int,
     state_bytes: int = 0,
     beside_bytes: int = 0,
+    num_local: int = 1,
 ) -> int:
     """Number of KV blocks: for `kv_cache_tokens` if set, else as many as fit into memory.
 
     `all_min` returns the smallest of all ranks' numbers. `taken_bytes` returns the bytes that this process takes on a
     GPU besides KV. A recurrent state takes `state_bytes`; half of the memory is left for states. `beside_bytes`: what
-    else is stored for each token in the same memory.
+    else is stored for each token in the same memory. `num_local`: number of ranks that share the host's memory.
     Raises: NoRoomForKV; ConfigError if free memory is unknown.
     """
     if config.kv_cache_tokens is not None:
         return -(-config.kv_cache_tokens // config.block_tokens)
-    allowed, reason = _kv_bytes(config, taken_bytes)
+    allowed, reason = _kv_bytes(config, taken_bytes, num_local)
     if state_bytes:
         allowed = min(allowed // 2, allowed - MIN_STATES * state_bytes)
         reason += f", {MIN_STATES} recurrent states take {MIN_STATES * state_bytes / GIB:.3g}"
@@ -129,6 +130,7 @@ def num_states(
     kv_bytes: int,
     all_min: Callable[[int], int] = int,
     taken_bytes: Callable[[], int] = int,
+    num_local: int = 1,
 ) -> int:
     """Number of recurrent states, within limits; 0 if a state takes nothing. Arguments as of `num_kv_blocks`.
 
@@ -138,13 +140,13 @@ def num_states(
     if not state_bytes:
         return 0
     if config.kv_cache_tokens is None:
-        found = (_kv_bytes(config, taken_bytes)[0] - kv_bytes) // state_bytes
+        found = (_kv_bytes(config, taken_bytes, num_local)[0] - kv_bytes) // state_bytes
     else:
         found = max(kv_bytes // state_bytes, min(USUAL_STATES, USUAL_STATE_BYTES // state_bytes))
     return all_min(min(max(MIN_STATES, found), MAX_STATES))
 
 
-def _kv_bytes(config: EngineConfig, taken_bytes: Callable[[], int]) -> tuple[int, str]:
+def _kv_bytes(config: EngineConfig, taken_bytes: Callable[[], int], num_local: int) -> tuple[int, str]:
     """Bytes that KV may take, and the reason for the limit.
 
     On a GPU `kv_memory_share` is a share of the total memory. A share of the free memory would depend on how far other
@@ -159,7 +161,7 @@ def _kv_bytes(config: EngineConfig, taken_bytes: Callable[[], int]) -> tuple[int
             f"{config.max_step_tokens} rows take {taken / GIB:.3g}, and {free / GIB:.3g} are free"
         )
         return min(int(total * share) - taken, free), reason
-    free_on_host = free_bytes(device, config.num_ranks)
+    free_on_host = free_bytes(device, num_local)
     if free_on_host is None:
         raise ConfigError(f"the free memory of {device} is unknown on {sys.platform}: set kv_cache_tokens")
     reason = f"{free_on_host / GIB:.3g} GiB are free on {device}, kv_memory_share allows {share:g} of them"

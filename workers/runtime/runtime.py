@@ -96,7 +96,8 @@ class ModelRuntime:
         of_state = sum(part.num_bytes for mixer in loaded.mixers for part in mixer.states)
         stored = kv_dtype(config, loaded.model.dtype)
         of_others = token_bytes(beside, loaded.model.dtype)
-        num_blocks = num_kv_blocks(config, loaded.layers, stored, all_min, taken, of_state, of_others)
+        num_local = 1 if loaded.shard is None else loaded.shard.num_local
+        num_blocks = num_kv_blocks(config, loaded.layers, stored, all_min, taken, of_state, of_others, num_local)
         self.info = replace(
             loaded.info,
             kv_cache_tokens=num_blocks * config.block_tokens,
@@ -106,7 +107,7 @@ class ModelRuntime:
         logger.info("KV of %d tokens", self.info.kv_cache_tokens)
         device = torch.device(config.device)
         kv_bytes = num_blocks * config.block_tokens * token_bytes(loaded.layers, stored)
-        states = num_states(config, of_state, kv_bytes, all_min, taken)
+        states = num_states(config, of_state, kv_bytes, all_min, taken, num_local)
         self.cache = cache_type(loaded.layers, num_blocks, config.block_tokens, stored, device, states)
         if loaded.mixers:
             self.info = replace(self.info, num_states=states)

@@ -25,6 +25,8 @@ def traced_fields(chunks: Sequence[Chunk], text_of: TextOf) -> dict[str, Any]:
 
 def _tokens(chunk: Chunk, text_of: TextOf) -> Iterator[dict[str, Any]]:
     sources = [source for call in chunk.trace if call.verified is not None for source in _origins(call.verified)]
+    if chunk.score is not None:  # a beam has no blocks, and all its tokens were chosen by the target's scores
+        sources = [TARGET] * len(chunk.token_ids)
     for token_id, source in zip(chunk.token_ids, sources, strict=False):  # an output may end within a verdict
         yield {"id": token_id, "text": text_of(token_id), "source": source}
 

@@ -30,10 +30,11 @@ from core.records import (
     Verdict,
     is_sound,
 )
-from core.speculation import DRAFT, ROOT, TokenTree
+from core.speculation import DRAFT, ROOT
 from core.text import TokenLog
 from orchestrator.session import messages as m
 from orchestrator.session.beams.beam_drafts import BeamDrafts, usual_depth
+from orchestrator.session.beams.beam_tree import beam_tree
 from orchestrator.session.beams.pace import Pace, SearchPace
 from orchestrator.session.engine_view import SessionText
 from orchestrator.session.output import Output
@@ -221,11 +222,11 @@ class BeamSession:
         shared = self._beams.num_shared
         first = self._beams.live[0].tokens
         self._log.extend([*self._request.prompt, *first[:shared]][len(self._log) :])
-        self._nodes, tree = _tree_of(self._live_texts, shared)
+        self._nodes, tree = beam_tree(self._live_texts, shared)
         self._is_drafted = self._target.state is Target.AWAITING_BLOCK
         if guesses := self._guesses():
             num_nodes = len(tree)
-            self._nodes, tree = _tree_of([*self._live_texts, *guesses], shared)
+            self._nodes, tree = beam_tree([*self._live_texts, *guesses], shared)
             self._num_guesses = len(tree) - num_nodes
         else:
             self._num_guesses = 0
@@ -289,18 +290,3 @@ def _num_forced(request: GenerationRequest, pair: Pair) -> int:
     start = pair.target.decoder_start
     is_bare = bool(start) and request.prompt[request.num_source :] == start
     return len(start) - 1 if is_bare else 0
-
-
-def _tree_of(texts: Sequence[tuple[int, ...]], shared: int) -> tuple[dict[tuple[int, ...], int], TokenTree]:
-    """The texts as branches of one tree below their first `shared` tokens; and the node of each that is as long as the
-    first one or longer. No shorter ones: each is a copy of its tokens, and a search may have thousands."""
-    size = len(texts[0])
-    nodes = {texts[0]: ROOT} if shared == size else {}
-    children: dict[tuple[int, int], int] = {}
-    for text in texts:
-        node = ROOT
-        for end in range(shared + 1, len(text) + 1):
-            node = children.setdefault((node, text[end - 1]), len(children))
-            if end >= size:
-                nodes[text[:end]] = node
-    return nodes, TokenTree(tuple(token for _, token in children), tuple(parent for parent, _ in children))

@@ -1,4 +1,4 @@
-"""Which draft is grown to a cost ratio, by times that are written down here."""
+"""The calibration chooses the draft that is grown to a cost ratio, by times that are written down here."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ NUM, SEED, VOCAB = 3, 7, 8
 
 
 def shared_draw(place: int) -> int:
-    """What both models draw here if all tokens are alike: the token of the largest noise."""
+    """Return the token of the largest noise, which both models draw if all tokens are equally likely."""
     return int(np.argmax(noise.gumbel(SEED, place, 0, Purpose.SHARED, VOCAB)))
 
 

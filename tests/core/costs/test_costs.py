@@ -9,16 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core.costs.engine_cost import (
-    BRANCH_PASSES,
-    EXTRAPOLATION,
-    NUM_RECENT,
-    WIDTHS,
-    CostModel,
-    Curve,
-    EngineCost,
-    PassCost,
-)
+from core.costs.engine_cost import WIDTHS, CostModel, EngineCost
+from core.costs.pass_cost import BRANCH_PASSES, EXTRAPOLATION, NUM_RECENT, Curve, PassCost
 from core.records import Timing
 
 ROWS = (1, 4, 16, 48)
@@ -195,7 +187,8 @@ def test_what_rounds_cost_counts_all_that_share_a_pass():
 
 @pytest.mark.parametrize(("num_passes", "round_ms"), [(3, 12.0), (5, 12.0), (6, 18.0), (8, 18.0), (30, 37.0)])
 def test_sessions_in_turn_hide_drafts_behind_each_others_verification(num_passes, round_ms):
-    """As simulated: 5 ms and 1 ms of way for a verification, 1 ms a pass and 1 ms of way for a draft, four sessions."""
+    """The setup of the simulation: four sessions; a verification takes 5 ms and 1 ms of way, a pass of the draft 1 ms
+    and 1 ms of way."""
     flat, thin = Curve((1.0, 100.0), (0.005, 0.005)), Curve((1.0, 100.0), (0.001, 0.001))
     shared = CostModel(flat, thin, 0.001, 0.001, num_verifying=4.0, num_drafting=4.0)
     assert 1e3 * shared.turn_s(num_passes, 1, num_passes) == pytest.approx(round_ms)
@@ -262,6 +255,28 @@ def test_a_heads_time_is_not_the_price_of_the_first_guess():
     assert engine.wire_s == pytest.approx(0.001)
 
 
+def test_a_heads_time_is_part_of_rounds_while_most_calls_ask_it():
+    engine = EngineCost(0.01)
+    assert engine.guessing_s == 0
+    for _ in range(NUM_RECENT):
+        engine.observe(Timing(0.0, 0.011, 1, 2, guessing_s=0.0025), 0.012)
+    assert engine.guessing_s == 0.0025
+    for _ in range(NUM_RECENT // 2 + 1):  # plain decoding, which does not ask it
+        engine.observe(Timing(0.0, 0.008, 1, 1), 0.009)
+    assert engine.guessing_s == 0
+
+
+def test_a_heads_time_is_that_of_one_verdict_however_many_sessions_share_the_pass():
+    curve = Curve((1.0, 100.0), (0.001, 0.1))
+    without, with_head = (
+        CostModel(curve, curve, 0.002, 0.003, num_verifying=4.0, num_drafting=4.0, guessing_s=guessing_s)
+        for guessing_s in (0.0, 0.005)
+    )
+    assert with_head.verify_s(3) == pytest.approx(without.verify_s(3) + 0.005)
+    assert with_head.plain_rate == pytest.approx(1 / 0.011)
+    assert with_head.turn_s(3, 1, 3) > without.turn_s(3, 1, 3)
+
+
 @pytest.mark.parametrize(
     "timing",
     [
@@ -269,6 +284,7 @@ def test_a_heads_time_is_not_the_price_of_the_first_guess():
         Timing(1e6, 0.01, 1, 8),
         Timing(-5.0, 0.01, 1, 8),
         Timing(0.0, 0.01, 1, 8, guessing_s=1e6),
+        Timing(0.0, 0.01, 1, 8, guessing_s=-1e6),
     ],
 )
 def test_an_engine_that_claims_what_cannot_be_is_not_believed(timing):

@@ -24,10 +24,10 @@ def divergence(p: Float64, q: Float64) -> float:
 
 
 def acceptance_rate_of_several(p: Float64, qs: Sequence[Float64]) -> float:
-    """That one of several guesses at the same place is accepted, each drawn from its q and judged in this order.
+    """Return the chance that one of several guesses at the same place is accepted.
 
-    After a rejection p is replaced by its residual, (p - q)+ normalised.
-    Source: Stratos, Speculative Decoding, section 2, after SpecInfer.
+    Each is drawn from its q, and they are judged in this order. After a rejection p is replaced by its residual,
+    (p - q)+ normalised. Source: Stratos, Speculative Decoding, section 2, after SpecInfer.
     """
     rejected = 1.0
     for q in qs:

@@ -75,7 +75,7 @@ def test_with_one_draw_a_place_it_is_rejection(verify):
 
 
 def emitted(judge, p, q, num_draws):
-    """By summing over all that can be drawn one after the other, none twice: the law of what is emitted."""
+    """Return the law of the emitted token: a sum over all sequences of draws without repetition."""
     law, ways = np.zeros(len(p)), [((), 1.0)]
     for _ in range(num_draws):
         ways = [
@@ -102,7 +102,7 @@ def test_the_law_of_recursive_rejection_to_the_last_digit(num_draws):
 
 
 def in_sequence(p, q, num_draws):
-    """By summing over all first draws: the law of what is emitted."""
+    """Return the law of the emitted token: a sum over all first draws."""
     drawn = [Drawn((token,) * num_draws, tuple(range(len(q))), tuple(q)) for token in range(len(q))]
     judged = [judge_in_sequence(p, each) for each in drawn]
     passing = q * np.array([min(chances[0], 1.0) for chances, _ in judged])

@@ -153,7 +153,8 @@ def test_lenient_rejection_has_its_law(pair, lenience, table, monkeypatch):
 
 
 def test_lenience_on_the_wrong_side_has_another_law(table, monkeypatch):
-    """As if the guess had to be 1/l times as likely: stricter than rejection, and with its residual no law at all."""
+    """It asks for a guess that is 1/l times as likely. That is stricter than rejection, and with its residual no law at
+    all."""
     p, q = PAIRS["unlike"]
     decoder = Decoder(p, q, gamma=1, noise=table)
     counts = count(decoder, 2, monkeypatch, partial(chains.verify_rejection, lenience=1 / 0.5))

@@ -67,7 +67,7 @@ def test_without_guesses_every_rule_says_what_plain_decoding_says(rule):
 
 @pytest.mark.parametrize("rule", [rule for rule in all_rules() if rule.is_lossless and not rule.needs_q], ids=str)
 def test_what_a_lossless_rule_by_samples_emits_depends_on_no_guess(rule):
-    """By this a stream may be resumed and replayed from its seed (`GenerationRequest.depends_on_guesses`)."""
+    """Therefore a stream may be resumed and replayed from its seed (`GenerationRequest.depends_on_guesses`)."""
     generator, log_p, lengths = np.random.default_rng(5), np.log(dirichlet(1)), set()
     for seed in range(100):
         tokens = generator.integers(0, VOCAB_SIZE, 12).tolist()

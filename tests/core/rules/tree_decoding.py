@@ -29,7 +29,7 @@ def cached(judge):
 
 
 def verifying(judge, *, with_replacement):
-    """As `Decoder.decode` wants it."""
+    """Return the `verify` function that `Decoder.decode` takes."""
     fast = cached(judge)
     return lambda block, p, seed, num_committed: verify_drawn(
         block, p, seed, num_committed, fast, with_replacement=with_replacement

@@ -416,7 +416,8 @@ def test_what_no_verdict_can_lead_to_is_forgotten_in_time(monkeypatch):
 
 
 def test_what_is_told_below_nodes_that_are_gone_is_bounded():
-    """By what is told within twice as many tokens as a draft grows: each message grows below the rejected sibling."""
+    """Each message grows below the rejected sibling. The bound is what is told within twice as many tokens as a draft
+    grows."""
     tree, most = SpeculationTree(max_depth=10), 0
     for _ in range(1000):
         first = tree.num_reported

@@ -1,4 +1,4 @@
-"""Who is let in, over real gRPC sockets: every RPC asks for the token, and health does not."""
+"""Every RPC asks for the token, over real gRPC sockets, and health does not."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def tokens(tmp_path) -> Path:
 
 
 def write_later(path: Path, text: str) -> None:
-    """As somebody would who replaces the file after a while: clocks of file systems are coarse."""
+    """Write a file with a later time stamp, because clocks of file systems are coarse."""
     path.write_text(text)
     os.utime(path, ns=(path.stat().st_mtime_ns + 10**9,) * 2)
 
@@ -104,7 +104,7 @@ def test_space_around_tokens_and_empty_lines_are_no_part_of_them(tokens, text):
 
 
 def test_any_of_several_tokens_that_are_sent_opens_the_door(tokens):
-    """As a client sends that adds its own to what a gateway's policy adds."""
+    """A client sends several if it adds its own to the one that a gateway's policy adds."""
     authenticator = Authenticator(tokens)
     authenticator.check([*bearer("another"), *bearer("second")])
     with pytest.raises(Unauthenticated):

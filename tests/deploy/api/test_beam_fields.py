@@ -66,6 +66,10 @@ def test_without_beams_nothing_is_searched() -> None:
     assert by_http(length_penalty=1.0, early_stopping=False)[0].beams is None, "vLLM's defaults"
 
 
+def test_a_search_may_be_traced() -> None:
+    assert by_client(beam_width=2, trace=True)[0].wants_trace
+
+
 def test_a_search_holds_one_place_however_many_outputs_it_returns() -> None:
     small = replace(CONFIG, limits=Limits(max_sessions=2))
     asked = client.to_message("ab", {"beam_width": 4, "n": 3})
@@ -84,7 +88,6 @@ def test_a_search_holds_one_place_however_many_outputs_it_returns() -> None:
         ({"beam_width": 2, "stop": "x"}, "stopping.stop"),
         ({"beam_width": 2, "resume_token_ids": [5]}, "resume_token_ids"),
         ({"beam_width": 2, "prompt_logprobs": 0}, "prompt_logprobs"),
-        ({"beam_width": 2, "trace": True}, "speculation.trace"),
         ({"beam_width": 2, "receipt": True}, "receipt"),
     ],
 )

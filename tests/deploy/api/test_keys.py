@@ -27,7 +27,7 @@ def bearer(key):
 
 
 def write(path, *lines):
-    """As somebody would who replaces the file after a while: clocks of file systems are coarse."""
+    """Write the file with a later time stamp, because clocks of file systems are coarse."""
     before = path.stat().st_mtime_ns if path.exists() else 0
     path.write_text("\n".join(lines))
     os.utime(path, ns=(max(before, path.stat().st_mtime_ns) + 10**9,) * 2)

@@ -43,7 +43,7 @@ def said(request: Any) -> list[tuple[str, str]]:
 
 @pytest.fixture(autouse=True)
 def _interruptible():
-    """By Python's own handler: a shell has what it runs in the background ignore interrupts, and its children, too."""
+    """Use Python's own handler. A shell makes what it runs in the background, and its children, ignore interrupts."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)

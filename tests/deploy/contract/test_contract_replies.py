@@ -50,7 +50,7 @@ def telling(stop: str | int) -> list[Any]:
 
 
 def test_each_field_of_a_reply_is_told():
-    """By some reply to some request; all but those that stand in none."""
+    """Some reply to some request has each field, except those of `NOT_TOLD`."""
     told_fields: dict[str, set[str]] = {}
     for stop in ("!", 9):
         with server(Script(*telling(stop)), pair=PAIR) as address, grpc.insecure_channel(address) as channel:

@@ -92,7 +92,7 @@ async def test_what_is_known_of_the_place_reaches_the_engine():
 
 @pytest.mark.thorough
 def test_a_replica_reads_what_its_engine_tells_without_torch():
-    """Whose import takes each replica four seconds and 300 MB."""
+    """Importing torch takes each replica four seconds and 300 MB."""
     told = pickle.dumps((INFO, Findings("anywhere", is_compiled=True, tile_rows=4, step_times_s=((1, 0.5),))))
     code = f"import pickle, sys, deploy.app; pickle.loads({told!r}); print('torch' in sys.modules)"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -223,7 +223,7 @@ def served(config: ServiceConfig = CONFIG) -> Served:
 
 
 def _handlers(servicer: Servicer, methods: Mapping[str, Any], reader: Reader) -> dict[str, grpc.RpcMethodHandler]:
-    """As they are in Serve's proxy, without Serve between."""
+    """The handlers of Serve's proxy, without Serve in between."""
     handlers = {}
     for name in methods:
         handler = one_message(refusing(getattr(servicer, name)), reader)

@@ -135,7 +135,7 @@ async def messages(*sent):
 
 
 def all_around(handler):
-    """As `add_generation_service` wraps it."""
+    """Wrap a handler like `add_generation_service`."""
 
     async def ask():
         return ()
@@ -292,7 +292,7 @@ def proxy_of_bytes(proxy):
 
 
 async def test_no_task_is_left_behind_when_the_loop_ends_while_a_stream_is_dropped():
-    """As a server's last moment has it: `asyncio.run` cancels each task that it knows once, and closes the loop."""
+    """At a server's end `asyncio.run` cancels each task that it knows once, and closes the loop."""
     before = asyncio.all_tasks()
     stream = refusing(FakeProxy().stream)(3, FakeContext())
     assert await anext(stream) == 0
@@ -313,7 +313,7 @@ async def test_serves_own_handler_does_not_do_that():
 
 @pytest.mark.filterwarnings("error")
 async def test_a_stream_that_is_dropped_when_its_loop_has_ended_waits_for_nobody():
-    """As when a loop is closed with tasks that it never ran to their end: Python closes their coroutines."""
+    """If a loop is closed with tasks that never ran to their end, Python closes their coroutines."""
 
     async def replies():
         yield b"never asked for"
@@ -440,7 +440,7 @@ async def test_an_error_of_serves_own_is_said_in_words_that_help(handler, code, 
 
 
 async def test_an_error_of_serves_own_is_found_in_a_context_of_grpc_too():
-    """Which returns the code that was set, as the fake one does."""
+    """Both that context and the fake one return the code that was set."""
 
     async def handler(message, context):
         context.set_code(grpc.StatusCode.INTERNAL)

@@ -25,7 +25,7 @@ def _handler(service_method, streaming_type):
 
 
 async def answers(version, *questions, is_enabled=True, monkeypatch=None):
-    """By a server as Serve starts it."""
+    """Answers of a server that is started like Serve's."""
     monkeypatch.setattr(grpc_util, "enable_server_reflection", grpc_util.enable_server_reflection)
     monkeypatch.setattr(grpc_util, "gRPCGenericServer", _Server)
     reflect_by_both_versions()

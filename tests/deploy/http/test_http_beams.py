@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from test_http_servicer import call, events, servicer, whole
 
+from core.records import Call, CallTrace
 from tests.deploy.grpc.rpc import Script, greeting
 
 _, LAST = greeting()
@@ -32,3 +33,15 @@ async def test_it_streams_one_piece_for_each_output_of_each_prompt():
     texts = {each["index"]: each["text"] for piece in pieces for each in piece["choices"] if each["text"]}
     assert texts == {0: "best", 1: "second", 2: "best", 3: "second"}
     assert len(script.requests) == 2
+
+
+async def test_a_traced_search_has_its_calls_with_the_best_output_and_no_guessed_tokens():
+    call_trace = CallTrace(Call.VERIFY, 0.25, 0.5, 3, 2)
+    best = replace(BEST, token_ids=(5, 6), is_guess=(False,) * 2, trace=(call_trace,))
+    script = Script(best, replace(SECOND, token_ids=(5, 7), is_guess=(False,) * 2, trace=()))
+    _, body = await whole(servicer(script), call(**ASKED, speculation={"trace": True}))
+    first, second = (each["outrider"] for each in body["choices"])
+    assert [(each["call"], each["guesses"], each["used"]) for each in first["trace"]] == [("verify", 3, 2)]
+    assert second["trace"] == []
+    assert [(each["id"], each["source"]) for each in first["tokens"]] == [(5, "target"), (6, "target")]
+    assert [each["id"] for each in second["tokens"]] == [5, 7]

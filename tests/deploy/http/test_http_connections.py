@@ -105,7 +105,7 @@ def test_a_client_that_has_closed_its_side_gets_its_reply(served, path, version)
 
 @pytest.mark.parametrize("path", ["/", "/stream"])
 def test_http_1_0_gets_no_chunks(served, path):
-    """As nginx asks by default; its first line may come in pieces."""
+    """nginx asks with HTTP/1.0 by default. Its first line may come in pieces."""
     data = request(path, "1.0")
     found = answer(served[1], data[:7], data[7:], closes=False)
     head, _, body = found.partition(b"\r\n\r\n")

@@ -85,7 +85,7 @@ async def pieces(*texts, **fields):
 
 
 async def test_a_piece_that_says_nothing_is_not_sent():
-    """As where a character is not whole yet, or a mark; the first has the role, and the last why it ended."""
+    """A character or a mark may not be whole yet. The first piece has the role, the last one why it ended."""
     expected = [({"role": "assistant", "content": "a"}, None), ({"content": "b"}, None), ({}, "stop")]
     assert await pieces("a", "", "b", "") == expected
     thoughts = [delta for delta, _ in await pieces("<think>", "hm", "</thi", "nk>", "yes")]

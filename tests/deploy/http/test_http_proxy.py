@@ -69,7 +69,8 @@ class FakeServe:
         return self
 
     async def replies(self, disconnected_task):
-        """As Serve's ProxyResponseGenerator: a client that has gone is told by a cancellation."""
+        """A stream like that of Serve's ProxyResponseGenerator, which learns by a cancellation that the client has
+        gone."""
         for part in self.parts:
             if isinstance(part, Exception):
                 raise part

@@ -217,7 +217,7 @@ async def test_a_reference_to_what_is_not_kept_is_refused_with_what_to_do():
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "name": "weather"}])
 async def test_a_forced_call_is_no_text_that_a_format_could_hold(choice):
-    """As instructor asks for one."""
+    """instructor sends such requests."""
     schema = {"type": "json_schema", "name": "n", "schema": {"type": "object"}}
     script = Script(*said(CALL))
     async with by_openai(script) as client:

@@ -73,7 +73,7 @@ SILENCE_S = 0.2
 
 
 async def test_a_call_lasts_as_long_as_the_engine_says_that_it_works_on_it(link, engine, monkeypatch):
-    """By a clock of the test's own: on a busy machine the real one jumps."""
+    """The clock is the test's own, because the real one jumps on a busy machine."""
     now_s, stamp = asyncio.get_running_loop().time(), request("a").stamp
     call = asyncio.create_task(link.exchange([request("a")], print, SILENCE_S))
     await until(lambda: "a" in engine.posted)

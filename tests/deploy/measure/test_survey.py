@@ -52,7 +52,7 @@ def measured(plan):
 
 @pytest.fixture(scope="module")
 def plainly(plan):
-    """By temperature, the texts as transformers writes them, with p and q at each position of the output."""
+    """The texts that transformers writes, by temperature, with p and q at each position of the output."""
     target, draft = (AutoModelForCausalLM.from_pretrained(path).float().eval() for path in (TARGET, DRAFT))
     return {
         temperature: [_text(target, draft, prompt, temperature, seed) for seed, prompt in enumerate(plan.prompts)]

@@ -143,7 +143,7 @@ def test_control_shows_what_is_decided_and_by_what(meters, record):
 
 
 def test_running_are_requests_that_were_admitted(meters, record):
-    """As with vLLM: those in the queue are waiting."""
+    """vLLM counts in the same way: requests in the queue are waiting."""
     with meters.request():
         assert record["num_requests_running"] == 0
         meters.observe_control(replace(REPORT, num_sessions=3))

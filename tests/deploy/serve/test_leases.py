@@ -370,7 +370,7 @@ async def all_have_left(router: PrefixAwareRouter) -> bool:
 
 
 def router_of(leases: ServeLeases) -> Any:
-    """That of the handle of the targets, in this process."""
+    """The router of the targets' handle, in this process."""
     return leases._target._lease._router._asyncio_router.request_router
 
 

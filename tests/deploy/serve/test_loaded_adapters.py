@@ -1,4 +1,4 @@
-"""Which adapters a replica's engine has: loaded for leases, dropped when they are listed no more. Without Ray."""
+"""A replica's engine loads adapters for leases, and drops them when they are listed no more. Runs without Ray."""
 
 from __future__ import annotations
 

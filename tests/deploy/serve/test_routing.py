@@ -43,7 +43,7 @@ def replica(name: str, **stats: float) -> Any:
 
 
 class FakeId(str):
-    """As much of Serve's ReplicaID as counts."""
+    """The part of Serve's ReplicaID that counts."""
 
     @property
     def unique_id(self) -> str:

@@ -49,7 +49,7 @@ def context(
 
 
 def policy(settings: Any) -> Any:
-    """As the controller makes it: from a name and from arguments that have been JSON."""
+    """Make the policy like Serve's controller: from a name and from arguments that have been JSON."""
     made = autoscaling.serve_config(settings).policy
     assert made is not None
     name = str(made.policy_function).partition(":")[2]

@@ -120,7 +120,7 @@ async def test_times_are_those_that_were_measured():
 
 
 async def test_an_output_that_comes_at_its_end_has_the_same_spans():
-    """As that of a beam search does."""
+    """The output of a beam search comes at its end."""
     parts = rounds(2)
     calls = tuple(call for part in parts for call in part.trace)
     traced = Traced(replace(parts[-1], trace=calls), every_rounds=1)

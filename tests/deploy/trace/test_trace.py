@@ -17,7 +17,7 @@ STREAMS = [STREAM, Stream("second & <last>", 1.005, STREAM.chunks)]
 
 @pytest.fixture(scope="module")
 def written():
-    """As a viewer reads it."""
+    """The file's events, read like a viewer reads them."""
     return json.loads(json.dumps(export.chrome_trace(timeline(STREAMS))))
 
 

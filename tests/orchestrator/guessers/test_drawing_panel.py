@@ -32,7 +32,7 @@ class Proposes:
 
 
 class StatesDistributions(Proposes):
-    """By the number of draws before; an error is raised."""
+    """States one distribution for each number of draws before. An error in place of one is raised."""
 
     def __init__(self, *distributions):
         super().__init__(Guesses.chain([9], [1.0]))

@@ -98,7 +98,7 @@ def test_guesses_may_not_be_drawn_with_the_noise_of_the_residual(verify, monkeyp
 
 @BOTH
 def test_a_draw_may_not_be_dropped_because_of_what_follows_it(verify, monkeypatch):
-    """Which the order of the questions forbids: what is said after a draw is not known when it is drawn."""
+    """The order of the questions forbids it: what is said after a draw is not known when it is drawn."""
     assert not is_exact(decoder(q=P, looks_ahead=True), monkeypatch, verify)
 
 
@@ -122,7 +122,7 @@ class Remembers(Decoder):
 
 @BOTH
 def test_an_output_may_not_guess_another_of_the_same_seed(verify, monkeypatch):
-    """As recent outputs would guess a repetition: what drew the first would judge the second."""
+    """Recent outputs would guess a repetition so: what drew the first would judge the second."""
     p = constant([0.5, 0.5])
     assert is_exact(Remembers(p, Q, 2, NoiseTable(NUM_DRAWS), apart=1), monkeypatch, verify)
     assert not is_exact(Remembers(p, Q, 2, NoiseTable(NUM_DRAWS), apart=0), monkeypatch, verify)

@@ -15,7 +15,7 @@ from orchestrator.guessers.ngram import NgramTables
 
 
 def counts_of(window):
-    """By context, what followed it in the window."""
+    """Counts of the tokens that followed each context in the window."""
     found = {}
     for place in range(len(window)):
         for length in (3, 2, 1):

@@ -31,7 +31,7 @@ INDEX = CorpusIndex(*encode_index(CORPUS, vocab_size=6, vocabulary=""))
 
 
 class Forced:
-    """As if a grammar forced what follows it in a circle."""
+    """A grammar that forces the tokens of a circle."""
 
     def after(self, output, max_depth):
         return Guesses.chain([(len(output) + place) % 6 for place in range(max_depth)], (1.0,) * max_depth)

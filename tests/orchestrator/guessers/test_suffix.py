@@ -17,7 +17,7 @@ from orchestrator.guessers.suffix.suffix_index import SuffixIndex
 
 
 def match_of(text, end):
-    """By hand, as far as endings are told apart."""
+    """Length of the match, counted by hand, up to the longest that is told apart."""
     match = 0
     while match < min(end, MAX_MATCH) and text[end - 1 - match] == text[len(text) - 1 - match]:
         match += 1

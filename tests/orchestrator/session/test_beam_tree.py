@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from core.speculation import ROOT
-from orchestrator.session.beams.beam_session import _tree_of
+from orchestrator.session.beams.beam_tree import beam_tree
 
 
 @pytest.mark.parametrize("shared", [0, 1])
 def test_beams_and_guesses_are_branches_that_share_their_beginnings(shared: int) -> None:
     texts = [(1, 2, 3), (1, 2, 4), (1, 5, 3), (1, 2, 3, 6), (1, 2, 3, 6, 7), (1, 5, 3, 6)]
-    nodes, tree = _tree_of(texts, shared)
+    nodes, tree = beam_tree(texts, shared)
     assert nodes.keys() == {*texts}
     assert len(tree) == 9 - shared
     for text, node in nodes.items():
@@ -27,7 +27,7 @@ def path_to(tree, node):
 
 
 def test_of_one_beam_the_end_is_the_root() -> None:
-    nodes, tree = _tree_of([(1, 2), (1, 2, 3)], 2)
+    nodes, tree = beam_tree([(1, 2), (1, 2, 3)], 2)
     assert nodes == {(1, 2): ROOT, (1, 2, 3): 0}
     assert tree.tokens == (3,)
 
@@ -35,6 +35,6 @@ def test_of_one_beam_the_end_is_the_root() -> None:
 def test_only_ends_are_copied() -> None:
     """Copies of each beginning of beams that parted early would be quadratic, on the loop of all streams."""
     texts = [tuple(range(first, first + 2000)) for first in range(4)]
-    nodes, tree = _tree_of(texts, 0)
+    nodes, tree = beam_tree(texts, 0)
     assert (len(nodes), len(tree)) == (4, 8000)
     assert all(parent < node for node, parent in enumerate(tree.parents))

@@ -352,7 +352,7 @@ def test_more_is_offered_when_half_of_it_is_used(tokenizer):
 
 
 def test_one_step_is_offered_where_the_target_stops_behind_each_message_until_it_goes_on_again(tokenizer):
-    """As it does where another session in its passes offers nothing: all would be refused, round after round."""
+    """It stops if another session in its passes offers nothing: all offers would be refused, round after round."""
     stage = PlainStage(tokenizer, 4, max_tokens=40)
     counts = [stage.count(Continuation)]
     for is_stop in (True, True, True, True, False, False, True, True, True):
@@ -551,6 +551,15 @@ def test_an_offer_is_due_within_two_passes_of_the_verdict_or_if_it_is_the_last(p
     assert due(policy, 0.0065)
     assert not due(policy, 0.0075)
     assert not due(policy, 0.0075, is_more_to_come=False), "the verdict has been given, though it is not here yet"
+
+
+def test_offers_are_due_later_by_the_time_in_which_the_targets_head_guesses(policy):
+    policy.begin_drafting()
+    for _ in range(20):
+        policy._known.verify.observe(Timing(0.0, 0.009, 1, 1, guessing_s=0.004), 0.012)
+    policy._known._costs = None
+    assert not due(policy, 0.0065)
+    assert due(policy, 0.0075)
 
 
 def test_an_offer_for_a_pass_that_began_before_it_was_heard_of_is_due_one_way_earlier(policy):

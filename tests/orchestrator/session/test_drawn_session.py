@@ -117,7 +117,7 @@ def told_without(reply, **changes):
 
 
 def unchecked(new_nodes, **changes):
-    """As it comes out of a pickle, which asks nobody."""
+    """A copy without checks, like one out of a pickle."""
     for name, value in {**changes, "is_checked": False}.items():
         object.__setattr__(new_nodes, name, value)
     return new_nodes
@@ -136,7 +136,7 @@ def unchecked(new_nodes, **changes):
     ids=["none", "too few", "empty", "no law"],
 )
 def test_who_does_not_say_what_it_drew_from_loses_its_lease(waiting, lie):
-    """To verify a draw as if its draft had been sure of it would accept too little of it, and too much of the rest."""
+    """A draw that is verified as if its draft had been sure of it is accepted too seldom, and the rest too often."""
     sent = waiting.grown(lie(waiting.reply()))
     assert {m.ReleaseDraft, VerifyRequest} <= set(kinds(sent))
     assert waiting.block == EMPTY_BLOCK

@@ -181,7 +181,7 @@ NOTHING = NewNodes(0, (), (), (), (), ())
 
 
 def unchecked(new_nodes, **changes):
-    """As it comes out of a pickle, which asks nobody."""
+    """A copy without checks, like one out of a pickle."""
     found = copy(new_nodes)
     for name, value in {**changes, "is_checked": False}.items():
         object.__setattr__(found, name, value)

@@ -8,7 +8,7 @@ from orchestrator.session.beams.pace import MAX_WAIT, MIN_WAIT, Pace, SearchPace
 
 
 def ways(pace: Pace, num_rounds: int, drafted: tuple[float, int], plain: tuple[float, int]) -> list[bool]:
-    """Which rounds were drafted for, if a round takes so many seconds for so many tokens."""
+    """Whether each round was drafted for, if a round takes so many seconds for so many tokens."""
     found = []
     for _ in range(num_rounds):
         found.append(pace.is_drafting)

@@ -364,7 +364,7 @@ def test_a_target_that_is_lost_again_and_again_ends_the_stream_with_unavailable(
 
 
 def test_only_losses_of_targets_in_a_row_count_against_a_stream(tokenizer):
-    """As many as are allowed, a token, and again: a long stream outlives any number of targets."""
+    """Losses up to the limit, a token, and again: a long stream outlives any number of targets."""
     world = World(request(max_tokens=8), tokenizer, with_draft=False).start()
     most = world.session._pair.limits.max_target_retries
     world.deliver()

@@ -312,7 +312,7 @@ def test_a_stream_is_the_text_at_once(make: Callable[[], Any], saved: Any) -> No
 
 @kinds
 def test_a_stream_that_ends_anywhere_has_what_is_complete(make: Callable[[], Any], saved: Any) -> None:
-    """As a model's output is cut: all before the last character is there."""
+    """A model's output may be cut within a character. All before it is there."""
     ours, theirs = saved(make)
     ids = theirs.encode("🙂안녕 👩‍💻 hello")
     for end in random.Random(0).sample(range(1, len(ids) + 1), min(8, len(ids))):

@@ -166,7 +166,7 @@ def check_cut(tokenizer, ids, stop, sizes, include_stop):
 
 
 def cut_by_search(tokenizer, ids, stop, include_stop):
-    """By decoding everything again for every token: text, tokens kept, and the stop string that ended it."""
+    """Text, tokens kept, and the stop string that ended it, found by decoding everything again for every token."""
     for num_kept in range(len(ids) + 1):
         text = tokenizer.decode(ids[:num_kept])
         ends = {(text.find(s) + len(s), -len(s)): s for s in stop if s in text}

@@ -175,7 +175,7 @@ def test_other_sampling_parameters_have_other_guesses():
 
 
 def test_work_after_a_pass_is_a_part_of_the_next_one(monkeypatch):
-    """As on a real clock, where the simulation itself takes time: 0.4 s after each pass here."""
+    """On a real clock the simulation itself takes time: 0.4 s after each pass here."""
     engine = target(max_step_tokens=DECODE_TOKENS)
     ends_s, end_pass = [], SimTarget._end_pass
 

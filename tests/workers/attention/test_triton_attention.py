@@ -67,6 +67,12 @@ def test_so_it_does_without_splits() -> None:
     assert errors(is_quick=True)["all, deterministic"] <= ERROR["float32"]
 
 
+def test_numbers_are_stored_in_eight_bits_as_torch_rounds_them_and_infinite_ones_as_nan() -> None:
+    """Into pools of float32, because the interpreter reads NaN in fp8 as a number."""
+    settings = {} if torch.cuda.is_available() else {"TRITON_INTERPRET": "1"}
+    assert json.loads(run(__name__, "t.write_stored_otherwise()", **settings)) == []
+
+
 @pytest.fixture(scope="module", params=[80, 90, 100])
 def ptx(request: pytest.FixtureRequest) -> tuple[int, dict[str, str]]:
     """A capability of a GPU, and what is compiled for it. The compiler and ptxas need no GPU."""
@@ -92,6 +98,26 @@ def write_errors(cases: list[str]) -> None:
     if "all" in cases:
         found["all, deterministic"] = largest_error("all", is_deterministic=True)
     json.dump(found, sys.stdout)
+
+
+def write_stored_otherwise() -> None:
+    """Numbers that the kernel stores as other ones than torch, with both: all of fp8, what lies halfway between them,
+    what is beyond, and what is none."""
+    from workers.attention.triton_attention import _store
+    from workers.step.kv_dtype import FP8, FP8_MAX, as_stored
+
+    held = torch.arange(0x7F, dtype=torch.uint8).view(FP8).float()
+    positive = torch.cat([held, (held[1:] + held[:-1]) / 2, torch.tensor([464.0, 500.0, 1e30, torch.inf, torch.nan])])
+    numbers = torch.cat([positive, -positive]).to("cuda" if torch.cuda.is_available() else "cpu")
+    pool, row, size = torch.zeros_like(numbers)[None, None], numbers[None, None, None], len(numbers)
+    strides = (pool.stride(0), pool.stride(0), *row.stride()[1:], *row.stride()[1:])
+    slots = torch.zeros(1, dtype=torch.int32, device=numbers.device)
+    _store[(1, 1)](
+        pool, pool.clone(), row, row, slots, *strides, KEY_DIM=size, VALUE_DIM=size, SIZE=1024, LARGEST=FP8_MAX
+    )
+    found, wanted = pool.flatten(), as_stored(numbers, FP8).float()
+    is_other = (found != wanted) & ~(found.isnan() & wanted.isnan())
+    json.dump([str(each) for each in torch.stack([numbers, found, wanted], 1)[is_other].tolist()], sys.stdout)
 
 
 def largest_error(case: str, *, is_deterministic: bool = False) -> float:

@@ -77,7 +77,7 @@ def grown(engine, driver, growth):
 
 
 def nodes_of(updates):
-    """By text: rank, chance and confidence, whatever the order in which they were told."""
+    """Rank, chance and confidence of each node by its text, whatever the order in which they were told."""
     texts, found = [], {}
     for update in updates:
         new = update.new_nodes

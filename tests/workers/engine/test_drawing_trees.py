@@ -48,7 +48,7 @@ def engine(load):
 
 
 def drawn_at(tree):
-    """By place, the law of its children, which they share."""
+    """The law of each place, which its children share."""
     found = {}
     for parent, q in zip(tree.parents, tree.q, strict=True):
         assert found.setdefault(parent, q) is q

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from random import Random
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import torch
 from core.config import EngineConfig
 from core.records import MAX_FEATURE_TOKENS, Missing, Sampling, Verdict, Want
 from core.speculation import ROOT, TokenTree, TreeSpec
+from core.text import TokenLog
 from tests import checkpoints, eagle
 from tests.workers.engine.driving import EPOCH, Driver, answer, chain, tree_of, wrong
 from workers.engine.draft import DraftEngine
@@ -243,6 +245,41 @@ def test_a_target_that_lost_a_text_brings_its_features_again(checkpoint, head, d
     drafting = Driver(draft, PROMPT)
     drafting.verified = text
     assert likeliest_of(drafted(draft, drafting, verdict)) == by_hand
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_head_has_rows_of_all_that_was_computed_of_a_text(checkpoint, head, written, model, seed):
+    """Texts are cut, go on otherwise, also to the same length, or are lost; some verdicts bring no guesses."""
+    config = EngineConfig(checkpoint, feature_layers=LAYERS, head=head, head_passes=4, share_prefixes=False, **CONFIG)
+    target, random = native(TargetEngine.load(config, EPOCH, lambda _: None)), Random(seed)
+    driver, known, first = Driver(target, PROMPT), [], 1
+    for _ in range(12):
+        held = list(driver.log.tokens[: driver.held])
+        match random.choice(("go on", "cut", "cut", "lose", "say nothing")):
+            case "cut":
+                num_tokens, num_kept = len(driver.log), random.randrange(2, len(driver.log))
+                driver.log.truncate(num_kept)
+                driver.log.extend(random.choices(range(250), k=random.choice((0, num_tokens - num_kept, 8))))
+            case "lose":
+                target._store.drop("s")
+                held = []
+            case "say nothing":
+                judged(target, driver, wants=())
+                continue
+        driver.held = common(held, driver.log.tokens)
+        computed_from = min(driver.held, len(driver.log) - 1)
+        block = chain(*random.choices(range(250), k=random.randrange(3)))
+        verdict, text = judged(target, driver, block, wants=(Want.GUESSES,)), list(driver.log.tokens)
+        num_rows = min(common(known, text), len(text) - 1)
+        if num_rows < first or num_rows <= computed_from:  # a row needs the feature of the token before
+            first = computed_from + 1
+        known = text
+        agree(verdict.guesses, guessed_by_hand(written, model, text, 4, first), least=0)
+
+
+def common(one, other):
+    """Length of the common prefix."""
+    return TokenLog(one).common_prefix_len(0, other)
 
 
 def test_coupled_and_rejection_specs(target, draft):

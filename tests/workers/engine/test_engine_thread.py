@@ -263,7 +263,8 @@ async def test_each_reply_goes_to_the_receiver_of_the_message_with_its_stamp():
 
 
 async def test_a_message_that_comes_twice_while_it_is_open_is_answered_once():
-    """To whom it came from; another caller that sends the same is refused. After its end it is the engine's affair."""
+    """Its sender gets the answer. Another caller that sends the same is refused. After its end it is the engine's
+    affair."""
     loop, receiver, other = EngineLoop(FakeEngine()), FakeReceiver(), FakeReceiver()
     loop.post(asked(1, 2, 2), receiver)
     loop.post(asked(1), receiver)
@@ -369,7 +370,7 @@ async def test_those_who_wait_for_many_steps_are_told_that_steps_are_made(monkey
 
 
 async def test_those_who_wait_while_nothing_can_be_done_are_told_too(monkeypatch):
-    """As where all of them wait for room in the KV: an engine that says nothing is taken for lost."""
+    """All of them may wait for room in the KV: an engine that says nothing is taken for lost."""
 
     class Holding(FakeEngine):
         has_work = False

@@ -1,4 +1,4 @@
-"""Who makes room when a draft's KV is full, and what it costs them; and which sessions expire."""
+"""Sessions make room in a certain order when a draft's KV is full, at a certain cost, and silent ones expire."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def test_where_kv_suffices_nothing_is_computed_twice_and_nobody_waits(load, expe
 
 @pytest.mark.parametrize(("demand", "num_orchestrators"), [(1.5, 1), (3.0, 1), (3.0, 2)])
 def test_where_kv_is_short_the_newest_wait_and_little_is_computed_twice(load, expected, demand, num_orchestrators):
-    """By 6 to 29 tokens for each of the output, where the newest idle session was preempted for any prompt."""
+    """Where any prompt preempted the newest idle session, 6 to 29 tokens were computed again for each of the output."""
     pressure = press(load(demand), PROMPTS, NUM_OUTPUT, NUM_CLIENTS, num_orchestrators)
     assert pressure.outputs == expected, "no token is lost, doubled or changed"
     assert pressure.num_recomputed <= 1.0 * pressure.num_output

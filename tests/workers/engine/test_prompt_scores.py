@@ -22,7 +22,7 @@ SAMPLED = Sampling(temperature=0.9, seed=3)
 
 @pytest.fixture(scope="module")
 def expected(checkpoint):
-    """By transformers: of each token but the first."""
+    """The scores of transformers for each token but the first."""
     model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
     with torch.inference_mode():
         log_p = model(torch.tensor([PROMPT])).logits[0, :, :VOCAB_SIZE].log_softmax(-1)  # the rest is padding

@@ -246,7 +246,7 @@ def test_sessions_that_share_go_back_and_are_thrown_out_say_what_they_would_say_
 
 
 def test_a_text_that_goes_back_further_than_the_states_is_computed_again(load, plain):
-    """By a request, on a target; whatever the engine held of the longer text."""
+    """A request does so on a target, whatever the engine held of the longer text."""
     engine, want = load(share_prefixes=False), plain()
     driver = Driver(engine, PROMPT)
     driver.run(6)

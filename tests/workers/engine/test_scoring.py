@@ -229,7 +229,7 @@ def test_what_is_sent_again_is_scored_again(llama):
 
 
 def test_an_engine_that_has_lost_its_kv_scores_all_beams_from_the_text(llama):
-    """As after a crash, or after preemption."""
+    """The KV is lost after a crash, or after preemption."""
     search = BeamSearch(3, 3)
     want = BeamDriver(llama, search, 16).run()
     driver = BeamDriver(llama, search, 16, session="losing")

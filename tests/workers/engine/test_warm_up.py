@@ -10,7 +10,7 @@ from workers.engine.target import TargetEngine
 
 
 def test_the_kernel_of_noise_is_looked_for_on_the_device_that_logits_are_on(checkpoint, monkeypatch):
-    """By the name that a tensor there has: `cuda:0`, where settings may say `cuda`."""
+    """A tensor there names it `cuda:0`, where settings may say `cuda`."""
     asked = []
     monkeypatch.setattr(base, "find_noise_kernel", asked.append)
     config = base.EngineConfig(checkpoint, block_tokens=4, kv_cache_tokens=512)

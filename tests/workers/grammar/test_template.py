@@ -59,7 +59,7 @@ def bytes_as_ids(data):
 
 
 def bytes_to_letter(byte):
-    """As byte-level vocabularies write a byte (GPT-2's table)."""
+    """The letters that byte-level vocabularies write for bytes (GPT-2's table)."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [each for each in range(256) if each not in printable]
     return chr(byte) if byte in printable else chr(256 + others.index(byte))

@@ -40,7 +40,7 @@ def medusa_tensors(num_heads=2, num_layers=1):
 
 
 def write_medusa(path, tensors, num_heads=2, num_layers=1, file="medusa_lm_head.pt"):
-    """As published: base_model_name_or_path and the two numbers, and a pickle of a state dict."""
+    """Write a head in the published form: base_model_name_or_path and the two numbers, and a pickle of a state dict."""
     config = {"base_model_name_or_path": "x/y", "medusa_num_heads": num_heads, "medusa_num_layers": num_layers}
     (path / "config.json").write_text(json.dumps(config))
     torch.save(tensors, path / file) if file.endswith(".pt") else save_file(tensors, path / file)

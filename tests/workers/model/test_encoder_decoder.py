@@ -1,4 +1,4 @@
-"""Which encoder-decoders are loaded, with which settings, and what the loader finds out about them."""
+"""Some encoder-decoders are loaded with some settings, and the loader finds out about them what an engine needs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which adapters are refused, and by what name."""
+"""Adapters that are more than plain LoRA, or do not fit the model, are refused by name."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def refusal(way: Callable[[Path], Any], path: Path, kind: type[StartupError]) ->
 
 
 def blocks_of_fp8(tensors: dict[str, torch.Tensor]) -> None:
-    """As DeepSeek's checkpoints are stored: values in float8, and a scale for each block."""
+    """Tensors stored like those of DeepSeek's checkpoints: values in float8, and a scale for each block."""
     whole = tensors[UP]
     scale = whole.abs().max() / torch.finfo(torch.float8_e4m3fn).max
     tensors[UP] = (whole / scale).to(torch.float8_e4m3fn)
@@ -120,7 +120,7 @@ def old_llama(tensors: dict[str, torch.Tensor]) -> None:
 
 
 def old_gpt2(tensors: dict[str, torch.Tensor]) -> None:
-    """As the first GPT-2 was published: without the prefix, and with its masks."""
+    """The tensors of the first published GPT-2: without the prefix, and with its masks."""
     for name in list(tensors):
         tensors[name.removeprefix("transformer.")] = tensors.pop(name)
     tensors["h.0.attn.bias"] = torch.ones(1, 1, 8, 8, dtype=torch.uint8)

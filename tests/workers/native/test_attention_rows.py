@@ -109,7 +109,7 @@ class Layer:
         return memory[base + count * query_width :].reshape(count, case.num_heads, case.value_width)
 
     def expected(self, token: int, seen: list[int]) -> torch.Tensor:
-        """By the formula, in float32, over the tokens that are seen."""
+        """The formula in float32, over the tokens that are seen."""
         case = self.case
         seen = seen[-case.window :] if case.window else seen
         keys, values = (each[seen].repeat_interleave(case.group, 1) for each in (self.keys, self.values))

@@ -77,7 +77,7 @@ def test_nobody_waits_for_a_rank_that_does_not_come(limit_s: int) -> None:
 
 
 def test_a_rank_that_comes_late_waits_for_nobody_and_knows_that_the_group_is_lost() -> None:
-    """Who gave up may have overwritten what it reads."""
+    """The rank that gave up may have overwritten what the late one reads."""
     numbers, meeting = np.zeros(2 * NUM_RANKS * PART, np.float32), np.zeros(8, np.int64)
     code = code_of(1, gathers=False)
     exchange(code, np.zeros(2, np.float32), 0, 1, 0, 1, numbers, state_of(0, meeting, NUM_RANKS, 0), 0)

@@ -59,7 +59,7 @@ class RaisingFake:
 
 
 class CompilerError(Exception):
-    """As Triton's, which is no RuntimeError."""
+    """An error like Triton's, which is no RuntimeError."""
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ import torch
 from core.config import EngineConfig
 from core.errors import OutriderError
 from workers.engine.target import TargetEngine
-from workers.parallel.group import Rank
+from workers.parallel import Rank
 from workers.parallel.leader import load_runtime, run_follower
 from workers.runtime.runtime import ModelRuntime
 

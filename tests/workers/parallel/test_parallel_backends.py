@@ -23,7 +23,7 @@ from tests.workers.attention.kernels import PlainKernel
 from tests.workers.parallel.ranks import Followers, followed
 from tests.workers.runtime.backends.test_cuda_graph import again, recording
 from tests.workers.runtime.test_runtime import assert_same, held, random_tree, tokens
-from workers.parallel.group import Rank
+from workers.parallel import Rank
 from workers.runtime import backends, runtime
 from workers.runtime.backends.cuda_graph import Recorder
 from workers.runtime.backends.packed_cpu import PackedBackend

@@ -17,7 +17,7 @@ from tests.workers.engine.driving import EPOCH, Driver
 from tests.workers.parallel.ranks import ADDRESS, TIMEOUT_S, Followers, config_of, free_port, is_alive, ranks
 from workers.engine.target import TargetEngine
 from workers.model import loader
-from workers.parallel.group import Rank
+from workers.parallel import Rank
 from workers.parallel.leader import load_runtime, run_follower
 from workers.step.rows import StepRows
 

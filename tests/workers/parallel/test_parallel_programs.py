@@ -31,8 +31,7 @@ from tests.workers.parallel.test_parallel import (
 from tests.workers.parallel.test_parallel_group import NOTICE_S, PROMPT, led, quiet
 from tests.workers.runtime.test_runtime import assert_same
 from workers.engine.target import TargetEngine
-from workers.parallel import leader, shared_memory
-from workers.parallel.group import Rank
+from workers.parallel import Rank, leader, shared_memory
 from workers.runtime.backends import PackedBackend, ProgramBackend
 from workers.runtime.runtime import ModelRuntime
 from workers.step import StepRows
@@ -91,7 +90,7 @@ def test_features_are_those_of_one_process(followers: Followers, tmp_path: Path)
 def test_without_shared_memory_ranks_run_the_models_own_code(
     followers: Followers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As ranks on several machines do: commands and sums go through gloo."""
+    """Ranks on several machines share no memory: commands and sums go through gloo."""
     path = write("llama", tmp_path)
     monkeypatch.setattr(shared_memory, "FOLDER", tmp_path / "nowhere")
     with followers.runtime(path) as shared:

@@ -3,32 +3,40 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from random import Random
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from safetensors.torch import load_file, save_file
 
-from core.errors import StartupError, WorkerLost
-from core.records import Sampling
+from core.config import EngineConfig
+from core.errors import StartupError, UnsupportedModel, WorkerLost
+from core.records import Adapter, Sampling
 from tests import checkpoints
 from tests.adapters import merge, write_adapter
 from tests.workers.engine.driving import EPOCH, Driver
 from tests.workers.engine.test_engine_adapters import add, alone, driver
 from tests.workers.engine.test_target import random_tree
-from tests.workers.parallel.ranks import TIMEOUT_S, Followers, config_of, ranks
+from tests.workers.parallel.ranks import TIMEOUT_S, Followers, config_of, followed, ranks
 from tests.workers.parallel.test_parallel import assert_equal_to_one_rank, write
 from workers.engine.target import TargetEngine
+from workers.model import LoadedModel, loader
+from workers.parallel import Rank, group
+from workers.runtime import memory
+from workers.runtime.backends import packed_cpu
 
 pytestmark = pytest.mark.thorough
 
 PROMPT = [5, 17, 99, 4, 200, 31]
 NOTICE_S = TIMEOUT_S / 2
+NOT_CALLED = "model.layers.1.mlp.down_proj"
 SHAPES = {
     "llama": ("llama", {"num_hidden_layers": 3}),
     "llama, tied": ("llama", {"tie_word_embeddings": True}),
@@ -122,3 +130,57 @@ def test_an_adapter_is_read_by_the_stage_that_has_its_layers(followers: Follower
     merged = merge(tmp_path / "merged", path, adapter)
     with followers.engine(path, EPOCH, tensor_parallel=1, pipeline_parallel=2) as engine:
         assert driver(engine, add(engine, adapter)).run(8) == alone(merged, 8)
+
+
+def _multiplies_by_weights_itself(config: EngineConfig, rank: Rank) -> str:
+    """Follow with a model that multiplies by the weights of the module `NOT_CALLED` without calling it."""
+    load = loader.load
+
+    def load_and_bypass(*args: Any) -> LoadedModel:
+        loaded = load(*args)
+        module = loaded.model.get_submodule(NOT_CALLED)
+        module._call_impl = module.forward  # hooks are called there
+        return loaded
+
+    with patch.object(loader, "load", load_and_bypass):
+        return followed(config, rank)
+
+
+def test_an_adapter_on_a_module_that_a_later_stage_does_not_call_is_refused(
+    followers: Followers, tmp_path: Path
+) -> None:
+    path = checkpoints.write("llama", tmp_path / "llama")
+    adapter = Adapter("a", str(write_adapter(tmp_path / "a", path)))
+    settings = {"tensor_parallel": 1, "pipeline_parallel": 2}
+    with followers.runtime(path, role=_multiplies_by_weights_itself, **settings) as runtime:
+        with pytest.raises(UnsupportedModel, match=f"adapter 'a': the model does not call {re.escape(NOT_CALLED)}"):
+            runtime.add_adapter(1, runtime.read_adapter(adapter))
+        others = ("q_proj", "o_proj")
+        runtime.add_adapter(1, runtime.read_adapter(Adapter("b", str(write_adapter(tmp_path / "b", path, 1, others)))))
+
+
+def _on_another_machine(config: EngineConfig, rank: Rank) -> str:
+    with patch.object(group, "this_machine", lambda: "another machine"):
+        return followed(config, rank)
+
+
+@pytest.mark.parametrize(("role", "num_local"), [(followed, 2), (_on_another_machine, 1)])
+def test_the_ranks_of_a_machine_share_its_memory(
+    role: Callable[[EngineConfig, Rank], str],
+    num_local: int,
+    followers: Followers,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """For KV, and for weights that are laid out again."""
+    divided_by = []
+
+    def free_bytes(_device: object, num_ranks: int) -> int:
+        divided_by.append(num_ranks)
+        return 1 << 28
+
+    for module in (memory, packed_cpu):
+        monkeypatch.setattr(module, "free_bytes", free_bytes)
+    settings = {"tensor_parallel": 1, "pipeline_parallel": 2, "kv_cache_tokens": None, "kv_memory_share": 0.001}
+    with followers.runtime(checkpoints.write("llama", tmp_path), role, **settings):
+        assert divided_by == [num_local] * 2

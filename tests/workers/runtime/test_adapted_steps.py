@@ -99,7 +99,7 @@ def test_bfloat16_is_close_to_float32(checkpoint, adapters):
 
 
 def test_a_module_that_the_model_does_not_call_has_no_adapter(checkpoint, adapters, monkeypatch):
-    """As an attention that multiplies by the weights itself."""
+    """Some attentions multiply by a module's weights without calling it."""
     found = loaded(checkpoint, adapters[:1])
     other = found.read_adapter(Adapter("other", str(adapters[1])))
     layer = found.context.model.get_submodule("model.layers.1.mlp.down_proj")

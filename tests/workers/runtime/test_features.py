@@ -44,7 +44,7 @@ def check(runtime: ModelRuntime, family: str, **sizes: int) -> None:
     torch.testing.assert_close(scores.features, expected[5:6], atol=2e-4, rtol=2e-4)
 
 
-@pytest.mark.parametrize("family", checkpoints.FAMILIES)
+@pytest.mark.parametrize("family", [*checkpoints.FAMILIES, "opt"])
 def test_of_every_family(tmp_path, family):
     check(checkpoints.runtime(checkpoints.write(family, tmp_path), feature_layers=LAYERS), family)
 

@@ -1,4 +1,4 @@
-"""Which machine something was found out on."""
+"""Findings name the machine that they hold for."""
 
 from __future__ import annotations
 

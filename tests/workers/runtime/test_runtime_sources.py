@@ -62,7 +62,7 @@ def opened(runtime: ModelRuntime, source: list[int]) -> SequenceKV:
 def verified_round(
     runtime: ModelRuntime, sequences: list[tuple[SequenceKV, list[int], list[int], TokenTree]]
 ) -> list[list[int]]:
-    """As in test_runtime_families, for several sequences in one step: KV, source, pending tokens and guesses."""
+    """Like in test_runtime_families, for several sequences in a step: KV, source, pending tokens and guesses."""
     logits = runtime.forward([StepRows(kv, pending, tree, source=source) for kv, source, pending, tree in sequences])
     emitted, first = [], 0
     for kv, _, _, tree in sequences:

@@ -36,7 +36,7 @@ def laws(generator, num_rows):
 
 
 def drawn_chain(generator, log_p, seed, position):
-    """As an honest draft makes it whose laws are like the target's."""
+    """A chain of an honest draft whose laws are like the target's."""
     q = [truncate(log_softmax(row + generator.normal(scale=0.7, size=VOCAB_SIZE)), 8) for row in log_p[:-1]]
     tokens = [draw_guess(law, VOCAB_SIZE, seed, position + row, row) for row, law in enumerate(q)]
     return TokenTree.chain(tokens, q)
@@ -107,7 +107,7 @@ def test_a_twin_decides_as_its_reference(rule):
 
 @pytest.mark.parametrize("rule", [rule for rule in all_rules() if rule.needs_q and rule.takes_trees], ids=str)
 def test_a_twin_decides_as_its_reference_where_laws_are_nearly_the_same(rule):
-    """That all of many trials fail is so unlikely there that it could be taken for rounding."""
+    """There it is so unlikely that all of many trials fail that it could be taken for rounding."""
     generator = np.random.default_rng(8)
     laws_of = [laws(generator, 2) for _ in range(200)]
     blocks = [

@@ -155,7 +155,7 @@ def test_no_more_candidates_than_anybody_may_ask_for():
 
 
 def test_of_many_that_come_first_alike_the_first_is_the_lowest():
-    """As many as there are candidates, and in any of the groups that are searched."""
+    """There are as many ties as candidates, in any of the groups that are searched."""
     row = Row(Sampling(temperature=0.0), 4, [], 3)
     logits = torch.zeros(1, 4096)
     ties = np.random.default_rng(0).choice(4096, MAX_RANKS, replace=False).tolist()

@@ -60,7 +60,7 @@ def mask_of(allowed):
 
 
 def allowed_by(row):
-    """As the reference has it."""
+    """The row's mask in the reference's form."""
     return None if row.mask is None else np.unpackbits(row.mask, bitorder="little")[:VOCAB_SIZE].astype(bool)
 
 
@@ -87,7 +87,7 @@ def test_of_several_that_are_alike_the_lowest_is_drawn():
 
 
 def is_bad(scores):
-    """Which rows give no distribution, by their largest scores."""
+    """Whether each row gives no distribution, by its largest score."""
     _, largest = at_once(lambda of, readback: readback.argmax(of), scores)
     return [not math.isfinite(score) for score in largest]
 

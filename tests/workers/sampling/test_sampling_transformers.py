@@ -42,7 +42,7 @@ VALUES = {
 
 
 def theirs(logits, sampling, tokens):
-    """By transformers, in float64: what its own float32 loses is not what is asked for."""
+    """The result of transformers in float64, because what its own float32 loses is not asked for."""
     steps = LogitsProcessorList()
     if sampling.logit_bias:
         steps.append(SequenceBiasLogitsProcessor({(token,): bias for token, bias in sampling.logit_bias}))

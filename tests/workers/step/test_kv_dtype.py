@@ -1,4 +1,4 @@
-"""What 8 bits make of keys and values: large numbers stay numbers, and errors stay errors."""
+"""In 8 bits large keys and values stay numbers, and errors stay errors."""
 
 from __future__ import annotations
 

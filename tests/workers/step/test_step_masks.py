@@ -24,7 +24,7 @@ def chain(num_held: int, num_rows: int, parents: tuple[int, ...] = ()) -> Span:
 
 
 def expected(position: int, num_slots: int, window: int | None) -> list[float]:
-    """By the definition: slots up to the row's own, and of these the last `window`."""
+    """The definition: slots up to the row's own, and of these the last `window`."""
     first = 0 if window is None else position - window + 1
     return [0.0 if first <= slot <= position else -math.inf for slot in range(num_slots)]
 

@@ -68,6 +68,17 @@ def test_a_draft_learns_its_target_and_its_card_says_so(target, draft, tmp_path)
     assert str(tmp_path) not in card
 
 
+@pytest.mark.parametrize(("size", "header"), [(None, "apache-2.0"), (DraftSize(1, 64), "mit")])
+def test_the_card_names_the_licences_of_what_the_draft_is_made_from(tmp_path, size, header):
+    target, draft = (checkpoints.write("llama", tmp_path / name) for name in ("target", "draft"))
+    (target / "LICENSE").write_text("MIT License\n")
+    (draft / "README.md").write_text("---\nlicense: apache-2.0\n---\n")
+    steps_of(job_of(target, size or draft, tmp_path), tmp_path / "out")
+    card = (tmp_path / "out/README.md").read_text()
+    assert card.startswith(f"---\nlicense: {header}\n")
+    assert f"says them: target: mit{', draft: apache-2.0' * (size is None)}.\n" in card
+
+
 @pytest.mark.parametrize("size", [None, DraftSize(1, 64)])
 def test_the_draft_is_a_checkpoint_that_transformers_reads(target, draft, tmp_path, size):
     _, (_, found) = steps_of(job_of(target, size or draft, tmp_path), tmp_path / "out")

@@ -37,6 +37,10 @@ class ScoringJob(VerifyJob):
     def num_tree_rows(self) -> int:
         return len(self.new_nodes)
 
+    @property
+    def num_logits(self) -> int:
+        return self.num_scored
+
     def last_rows(self) -> StepRows:
         """Rows of the pending tokens, or none if the root's scores are held, then those of the new nodes."""
         held, block, new = self.held, self.block, self.new_nodes

@@ -47,8 +47,6 @@ class HeadDraft:
             num_passes=config.head_passes,
         )
         self._rounds = count(1)
-        self._ends: dict[str, int] = {}
-        """Position up to which the head has features, by session."""
 
     @classmethod
     def of(cls, head: EngineHead, info: ModelInfo, config: EngineConfig) -> HeadDraft | None:
@@ -58,18 +56,11 @@ class HeadDraft:
         own = replace(config, kv_cache_tokens=info.kv_cache_tokens, share_prefixes=False, paced_as=None)
         return cls(KVHeadRuntime(head.head, info, own), own, head.columns)
 
-    def lacks(self, session: str, root: int) -> bool:
-        """Whether it lacks features of tokens before this position."""
-        return self._ends.get(session, 0) < root
-
     def release(self, sessions: Sequence[str]) -> None:
         self._engine.release(sessions)
-        for session in sessions:
-            self._ends.pop(session, None)
 
     def expire(self) -> None:
-        for session in self._engine.expire():
-            self._ends.pop(session, None)
+        self._engine.expire()
 
     def read(
         self, features: Tensor, verdicts: Sequence[CommittedRows], readback: Readback
@@ -96,7 +87,6 @@ class HeadDraft:
     def _request(self, held: HeldSequence, next_token: int, features: Features) -> DraftRequest:
         session, log = held.session, held.log
         base = log.base(self._engine.num_shared(session, log))
-        self._ends[session] = features.end
         stamp = Stamp(session, self._engine.epoch, next(self._rounds))
         suffix = (*log.since(base.num_tokens), next_token)
         return DraftRequest(stamp, base, suffix, self._growth, _spec_of(held.spec), features)

@@ -132,13 +132,20 @@ def _has_own_length(name: str, value: list[Any], usual: Any) -> bool:
 
 
 def layer_list(model: Any) -> tuple[str, nn.ModuleList]:
-    """A model's list of layers and its name. Raises: UnsupportedModel unless exactly one list fits."""
+    """A model's list of layers and its name. Raises: UnsupportedModel unless exactly one list fits.
+
+    It has an entry for each layer and is not in another list, as that of a layer's experts is.
+    """
     num_layers = model.config.num_hidden_layers
     found = [
         (name, module)
         for name, module in model.named_modules()
-        if isinstance(module, nn.ModuleList) and len(module) == num_layers and "." not in name.partition(".")[2]
+        if isinstance(module, nn.ModuleList) and len(module) == num_layers and not _is_in_list(name)
     ]
     if len(found) != 1:
         raise UnsupportedModel(f"{model.config.model_type} has {len(found)} lists of layers, so none can be chosen")
     return found[0]
+
+
+def _is_in_list(name: str) -> bool:
+    return any(part.isdecimal() for part in name.split("."))

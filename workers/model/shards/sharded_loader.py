@@ -40,6 +40,8 @@ class ModelShard:
     by_expert: bool = False
     """Whether a rank has whole experts, and not a part of each."""
     stage: PipelineStage = field(default_factory=PipelineStage)
+    num_local: int = 1
+    """Number of ranks on this rank's machine, which share its memory."""
     collectives: Collectives = field(init=False, default=LocalCollectives(1))
     _stage: StageModel | None = field(init=False, default=None)
     """None if there is one stage."""

@@ -32,7 +32,7 @@ class PackedBackend(EagerBackend):
         return torch.device(config.device).type == "cpu"
 
     @classmethod
-    def prepare_weights(cls, model: Any, config: EngineConfig, shard: ModelShard | None = None) -> None:  # noqa: ARG003
+    def prepare_weights(cls, model: Any, config: EngineConfig, shard: ModelShard | None = None) -> None:
         if is_prepared(model):
             return
         if not packed_weights.is_available(model.dtype, torch.device(config.device)):
@@ -41,7 +41,7 @@ class PackedBackend(EagerBackend):
             )
             return
         keeps_rows = not config.deterministic  # a row must have the same bits whatever the other rows are
-        if not _has_memory(model, config, keeps_rows=keeps_rows):
+        if not _has_memory(model, config, 1 if shard is None else shard.num_local, keeps_rows=keeps_rows):
             return
         min_weights = 0 if config.deterministic else packed_weights.MIN_WEIGHTS
         by_tiles = config.deterministic and model.dtype == torch.bfloat16 and packed_weights.has_tile_unit()
@@ -53,10 +53,10 @@ class PackedBackend(EagerBackend):
         packed_weights.warm_up(self.context.model, WARM_UP_ROWS)
 
 
-def _has_memory(model: Any, config: EngineConfig, *, keeps_rows: bool) -> bool:
+def _has_memory(model: Any, config: EngineConfig, num_local: int, *, keeps_rows: bool) -> bool:
     """Whether packing takes at most half of the free memory. Logs a warning if not."""
     needed = packed_weights.bytes_needed(model, keeps_rows=keeps_rows)
-    free = free_bytes(torch.device(config.device), config.num_ranks)
+    free = free_bytes(torch.device(config.device), num_local)
     if not needed or free is None or needed <= free // 2:
         return True
     logger.warning(

@@ -113,7 +113,7 @@ class Execution:
         """Compute what depends on positions alone by the recorded operations, a few positions at a time."""
         program = self._program
         count = min(-(-num_positions // TABLE_STEP) * TABLE_STEP, max(self._max_context, num_positions))
-        parts = [_of_positions(program, first) for first in range(self._num_positions, count, NUM_ROWS)]
+        parts = [_of_positions(program, first, count - 1) for first in range(self._num_positions, count, NUM_ROWS)]
         new = [torch.cat(columns) for columns in zip(*parts, strict=True)]
         kept = [table[: self._num_positions] for table in self._tables] or [each[:0] for each in new]
         self._tables = [torch.cat(pair)[:count].contiguous() for pair in zip(kept, new, strict=True)]
@@ -123,9 +123,10 @@ class Execution:
 
 
 @torch.no_grad()
-def _of_positions(program: Program, first: int) -> list[Tensor]:
-    """Rows of all tables, from a position on.  # [NUM_ROWS, width] each"""
-    found: dict[int, Any] = {id(program.positions): torch.arange(first, first + NUM_ROWS)}
+def _of_positions(program: Program, first: int, last: int) -> list[Tensor]:
+    """Rows of all tables, from a position on; those after the last repeat it.  # [NUM_ROWS, width] each"""
+    positions = torch.arange(first, first + NUM_ROWS).clamp(max=last)  # learned positions end at the longest context
+    found: dict[int, Any] = {id(program.positions): positions}
     for operation in program.of_positions:
         result = operation.function(*_replaced(operation.args, found), **operation.kwargs)
         _note(operation.result, result, found)

@@ -9,12 +9,14 @@ from typing import Any
 from workers.training.draft.distillation import DraftAgreement
 
 CARD = """---
+license: {license}
 tags: [speculative-decoding, distillation]
 ---
 # A draft for {target}
 
 Distilled from {target}, starting from {start}: {steps} steps by the objective {objective} at temperature
 {temperature:g}, on {num_texts} texts with {num_tokens} tokens. Each twentieth text was held out. Weights are bfloat16.
+Licences, as far as a card or LICENSE says them: {licenses}.
 
 Made by `{command}`
 

@@ -22,6 +22,7 @@ from workers.training.draft.distillation import (
     measure_agreement,
 )
 from workers.training.job import TrainingJob, Watcher, digest, met, prepared, spread
+from workers.training.license import license_of
 from workers.training.texts import by_kind, held_out, trained
 from workers.training.trainer import Trainer
 from workers.vocabulary import check_same_vocabulary, num_rows, read_vocabulary
@@ -70,6 +71,7 @@ def make_draft(job: DraftJob, out: Path, command: str, watcher: Watcher) -> tupl
         out,
         before,
         after,
+        **_licenses(job),
         target=Path(job.target.model).name,
         start=_start_of(job),
         command=command,
@@ -160,6 +162,14 @@ def _write(out: Path, draft: Any, job: DraftJob) -> None:
     with quiet_transformers():
         draft.to(torch.bfloat16).save_pretrained(out)
     copy_settings(Path(job.target.model) if isinstance(job.draft, DraftSize) else job.draft, out)
+
+
+def _licenses(job: DraftJob) -> dict[str, str]:
+    """Of the checkpoints that the draft is made from. Its weights are derived from the one that it starts from, or else
+    from the target."""
+    made_from = [Path(job.target.model), *([job.draft] if isinstance(job.draft, Path) else [])]
+    found = [(path.resolve().name, license_of(path)) for path in made_from]
+    return {"license": found[-1][1], "licenses": ", ".join(f"{name}: {each}" for name, each in found)}
 
 
 def _start_of(job: DraftJob) -> str:

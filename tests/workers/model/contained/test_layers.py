@@ -40,7 +40,7 @@ def by_hand(path, chosen):
         return model(input_ids=torch.tensor([IDS]), use_cache=False).logits[0, -1]
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2", "gemma3_text", "gpt_neox", "gpt2"])
+@pytest.mark.parametrize("family", ["llama", "qwen2", "gemma3_text", "gpt_neox", "gpt2", "opt"])
 def test_it_is_what_transformers_computes_with_these_layers(tmp_path, family):
     path = deep(family, tmp_path)
     config = EngineConfig(str(path), layers=CHOSEN, block_tokens=4, kv_cache_tokens=256)

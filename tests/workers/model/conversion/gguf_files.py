@@ -98,7 +98,8 @@ TEMPLATE = "{% for m in messages %}{{ m['content'] }}<|end|>{% endfor %}"
 
 
 def permuted(weights: np.ndarray, num_heads: int) -> np.ndarray:
-    """As llama.cpp stores queries and keys of a Llama. Source: llama.cpp, convert_hf_to_gguf.py, `permute`."""
+    """Queries or keys of a Llama in the order in which llama.cpp stores them. Source: llama.cpp, convert_hf_to_gguf.py,
+    `permute`."""
     halves = weights.reshape(num_heads, 2, weights.shape[0] // num_heads // 2, *weights.shape[1:])
     return halves.swapaxes(1, 2).reshape(weights.shape)
 
@@ -151,7 +152,7 @@ NEW = ("lfm2", "qwen3_5_text", "qwen3_5_moe_text")
 
 
 def tensors_of(family: str, model: Any) -> dict[str, np.ndarray]:
-    """As llama.cpp's converter writes them."""
+    """The tensors that llama.cpp's converter writes."""
     weights = {name: value.numpy().copy() for name, value in model.state_dict().items()}
     if family in NEW:
         return renamed(family, weights, set(model.all_tied_weights_keys))
@@ -222,7 +223,7 @@ def packed(weights: np.ndarray, kind: Any) -> np.ndarray:
 
 
 def statements(family: str, config: Any) -> dict[str, Any]:
-    """As llama.cpp writes them. Source: llama.cpp, convert_hf_to_gguf.py."""
+    """The statements that llama.cpp writes. Source: llama.cpp, convert_hf_to_gguf.py."""
     is_rms = family not in ("gpt2", "starcoder2")
     epsilon = next(
         value

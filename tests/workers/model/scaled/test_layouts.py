@@ -106,7 +106,7 @@ def test_groups_of_columns_in_another_order(tmp_path: Path, stack: ExitStack) ->
 
 
 def test_zero_points_that_are_not_packed(tmp_path: Path, stack: ExitStack) -> None:
-    """As compressed-tensors stored them at first: signed. The bits of a word are those of eight rows."""
+    """compressed-tensors stored them at first so: signed. The bits of a word are those of eight rows."""
     words = TENSORS["W4A16 zero points/layer.weight_zero_point"]
     rows = [(words[row // 8] >> 4 * (row % 8)) & 15 for row in range(16)]
     signed = (torch.stack(rows) - 8).to(torch.int8)

@@ -22,7 +22,7 @@ from workers.model.shards.stages import Elsewhere
 from workers.runtime.backends import ProgramBackend
 from workers.runtime.runtime import ModelRuntime
 
-SERVED = sorted({*checkpoints.FAMILIES, *checkpoints.EXPERTS})
+SERVED = sorted({*checkpoints.FAMILIES, *checkpoints.EXPERTS, "opt"})
 
 
 class Passed:
@@ -147,7 +147,7 @@ class ReadsEmbedding(modeling_llama.LlamaModel):
 
 
 class ReadsLayer(modeling_llama.LlamaModel):
-    """What its first layer gives is added again at the end."""
+    """Adds the output of its first layer again at the end."""
 
     def forward(self, input_ids: Tensor, **others: Any) -> Any:
         given = list[Tensor]()

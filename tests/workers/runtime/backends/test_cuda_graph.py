@@ -205,7 +205,7 @@ def test_the_largest_is_recorded_first_and_there_are_few(
 
 
 def test_padding_to_two_rows_has_a_shape_where_steps_have_one(checkpoint: Path) -> None:
-    """As deterministic steps on a GPU are padded."""
+    """Deterministic steps on a GPU are padded so."""
     runtime = cold(checkpoint, kv_cache_tokens=1024, max_step_tokens=1)
     runtime.context.tiling = GPU_DETERMINISTIC
     assert [shape.num_rows for shape in CudaGraphBackend(runtime.context)._shapes()] == [2]

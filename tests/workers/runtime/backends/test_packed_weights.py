@@ -34,7 +34,7 @@ needs_kernels = pytest.mark.skipif(
 
 @pytest.fixture(autouse=True)
 def without_programs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a processor for which no program is made."""
+    """A processor for which no program is made."""
     others = tuple(kind for kind in backends.BACKENDS if kind is not backends.ProgramBackend)
     monkeypatch.setattr(backends, "BACKENDS", others)
 
@@ -288,7 +288,7 @@ def test_a_widened_row_has_its_own_bits_unless_single_rows_are_apart() -> None:
 
 
 def bytes_held(model: nn.Module) -> int:
-    """By parameters, and by products, whose float32 blocks have the bytes of what was widened."""
+    """Bytes of parameters and of products, whose float32 blocks have the bytes of what was widened."""
     storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in model.parameters()}
     products = packed_weights.packed(model)
     storages |= {

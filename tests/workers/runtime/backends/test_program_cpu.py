@@ -18,7 +18,7 @@ from workers.runtime.backends import ProgramBackend
 from workers.runtime.runtime import ModelRuntime
 from workers.step import StepRows
 
-FAMILIES = [family for family in checkpoints.FAMILIES if family != "gpt2"]
+FAMILIES = [*(family for family in checkpoints.FAMILIES if family != "gpt2"), "opt"]
 
 
 def sequences() -> tuple[list[list[int]], list[list[int]]]:
