@@ -31,6 +31,8 @@ class Command(IntEnum):
     """A number and an adapter follow (`pack_adapter`): each rank reads its part."""
     DROP_ADAPTER = 5
     """The number of the adapter follows."""
+    BUILD_PART = 6
+    """The number of a part of the fastest backend follows: build it, with all other ranks."""
 
 
 @dataclass(frozen=True, slots=True)

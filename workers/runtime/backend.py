@@ -98,6 +98,20 @@ class Backend(ABC):
         All ranks of a model do this together. Raises: BackendUnavailable.
         """
 
+    def due(self, *, is_idle: bool) -> int | None:  # noqa: ARG002  most build all at start
+        """The number of a part that the warm-up left out, to be built now, between two steps; None if none is due.
+
+        Each part is due once. `is_idle`: no step waits.
+        """
+        return None
+
+    def build_part(self, part: int) -> Callable[[], None]:
+        """Build this part, on all ranks of a model. Returns a function that puts it to use, if all could build theirs.
+
+        Raises: BackendUnavailable; steps then run as before.
+        """
+        raise NotImplementedError
+
     @abstractmethod
     def run(self, step: Step) -> Tensor | None:
         """Write the step's KV. Returns logits of its wanted rows, then maybe of others.  # [rows or more, vocab]

@@ -265,6 +265,10 @@ class ModelRuntime:
         self.backends.num_base_steps = 0
         return known
 
+    def build_more(self, *, is_idle: bool) -> bool:
+        """See `BackendStack.build_more`."""
+        return self.backends.build_more(is_idle=is_idle)
+
     def _accepts(self, known: Findings, machine: str) -> bool:
         """Whether these findings hold here. If so, their tiles are used from now on."""
         if (known.machine, known.is_compiled) != (machine, self.backends.is_compiled):
