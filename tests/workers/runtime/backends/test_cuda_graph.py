@@ -367,3 +367,12 @@ def test_cuda_is_asked_to_record_after_a_first_run_and_in_one_pool(monkeypatch: 
     replay = CudaRecorder(torch.device("cuda"))(lambda: events.append("work"))
     replay()
     assert events == ["work", "begin", "work", "end", "before", "replay"]
+
+    def fails_while_recording() -> None:
+        assert "begin" not in events
+        events.append("work")
+
+    events.clear()
+    with pytest.raises(AssertionError):
+        CudaRecorder(torch.device("cuda"))(fails_while_recording)
+    assert events == ["work", "begin", "before"], "steps go on where they were"
