@@ -40,6 +40,8 @@ class BackendContext:
     max_context_tokens: int
     tiling: Tiling
     """Shapes that steps are padded to. The warm-up may change its `min_rows` and `row_multiple`."""
+    shard: ModelShard | None = None
+    """The part of the model that this rank has; None if it is whole."""
 
     @property
     def row_width(self) -> int:

@@ -114,7 +114,9 @@ class ModelRuntime:
         self._sources = Sources(decoder, self.cache) if decoder is not None else None
         if decoder is None:  # the kernel has no place for cross-attention
             kernel = kernel or find_kernel(self.cache, is_deterministic=config.deterministic)
-        self.context = BackendContext(loaded.model, self.cache, kernel, config, self.info.max_context_tokens, tiling)
+        self.context = BackendContext(
+            loaded.model, self.cache, kernel, config, self.info.max_context_tokens, tiling, loaded.shard
+        )
         self.backends = stack_type(kinds, self.context, all_min)
         self._tapped_width = len(tapped) * loaded.model.config.hidden_size
         self._features: torch.Tensor | None = None
