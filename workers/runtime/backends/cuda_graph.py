@@ -14,6 +14,7 @@ and shapes; must not know sessions, nor what the rows stand for.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from time import monotonic
@@ -55,6 +56,10 @@ class CudaRecorder:
     The tests of this project run it without a GPU only, with fakes of torch's functions.
     """
 
+    _recording = threading.Lock()
+    """A process records one graph at a time, also if it has two engines: to begin one waits for the whole device, which
+    CUDA refuses while another is recorded."""
+
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._pool = torch.cuda.graph_pool_handle()
@@ -65,7 +70,10 @@ class CudaRecorder:
         work()  # libraries create handles and choose kernels at first use, which cannot be recorded
         graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream(self._device)
         try:
-            with torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode="thread_local"):
+            with (
+                self._recording,
+                torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode="thread_local"),
+            ):
                 work()
         finally:
             torch.cuda.set_stream(stream)  # torch stays on the other one if it cannot end a recording

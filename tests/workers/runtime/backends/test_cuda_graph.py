@@ -8,9 +8,13 @@ from __future__ import annotations
 import inspect
 import logging
 import random
+import threading
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -376,3 +380,23 @@ def test_cuda_is_asked_to_record_after_a_first_run_and_in_one_pool(monkeypatch: 
     with pytest.raises(AssertionError):
         CudaRecorder(torch.device("cuda"))(fails_while_recording)
     assert events == ["work", "begin", "before"], "steps go on where they were"
+
+
+def test_two_engines_of_a_process_record_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    recording = threading.Lock()
+
+    @contextmanager
+    def fake_graph(*_: Any, **__: Any) -> Iterator[None]:
+        assert recording.acquire(blocking=False), "while another is recorded"
+        time.sleep(0.01)
+        yield
+        recording.release()
+
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: "the pool")
+    for name in ("Stream", "current_stream", "set_stream"):
+        monkeypatch.setattr(torch.cuda, name, lambda _: None)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: SimpleNamespace(replay=None))
+    monkeypatch.setattr(torch.cuda, "graph", fake_graph)
+    recorders = [CudaRecorder(torch.device("cuda")) for _ in range(2)]
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(lambda recorder: [recorder(lambda: None) for _ in range(5)], recorders))
