@@ -64,6 +64,9 @@ class FakeEngine:
         self._waiting.clear()
         return replies
 
+    def build_more(self, *, is_idle: bool) -> bool:
+        return False
+
     def release(self, sessions: Sequence[str]) -> None:
         self._held.difference_update(sessions)
 

@@ -102,6 +102,13 @@ class Engine(ABC, Generic[Request, Reply]):
         self.info = replace(self.info, step_times_s=times_s)
         return findings
 
+    def build_more(self, *, is_idle: bool) -> bool:
+        """Build something that the start left out and later steps gain by, if it is due; returns whether it was.
+
+        Call between steps, and after their replies are sent. `is_idle`: no request waits.
+        """
+        return self._runtime.build_more(is_idle=is_idle)
+
     def close(self) -> None:
         """Stop the other ranks of the model, if any; no step may follow."""
         self._grammars.close()

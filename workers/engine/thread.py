@@ -42,6 +42,8 @@ EXPIRY_PERIOD_S = 5.0
 """Interval between checks for silent sessions, in seconds."""
 WORKING_PERIOD_S = 1.0
 """Interval between progress reports to waiting callers, in seconds; reports are sent when a step ends."""
+IDLE_S = 0.25
+"""The engine is idle if no order arrives for this time: longer than a stream pauses between two of its rounds."""
 
 
 class Receiver(Protocol):
@@ -110,6 +112,8 @@ class EngineLoop(Generic[Request, Reply]):
         self._reported_s = 0.0
         """Time of the last progress report to waiting callers."""
         self._next_expiry_s = monotonic() + EXPIRY_PERIOD_S
+        self._may_build = True
+        """Whether the engine may have something to build while it is idle."""
         self._lock = threading.Lock()
         self._end: WorkerLost | None = None
         self._ended: Future[None] = Future()
@@ -198,10 +202,13 @@ class EngineLoop(Generic[Request, Reply]):
     def _run(self) -> None:
         try:
             while self._end is None:
-                self._take_orders()
+                has_orders = self._take_orders()
                 self._expire_if_due()
                 if self._engine.has_work:
                     self._step()
+                    self._engine.build_more(is_idle=False)
+                elif not has_orders and self._may_build:
+                    self._may_build = self._engine.build_more(is_idle=True)
                 self._tell_working()
         except Exception as failure:
             logger.exception("the engine failed")
@@ -209,18 +216,20 @@ class EngineLoop(Generic[Request, Reply]):
         self._turn_away_the_rest()
         self._ended.set_result(None)
 
-    def _take_orders(self) -> None:
-        """Run the queued orders; wait for one if there is no other work."""
+    def _take_orders(self) -> bool:
+        """Run the queued orders; wait for one if there is no other work. Returns whether there was one."""
         is_idle = not self._engine.has_work
-        longest_s = WORKING_PERIOD_S if self._open else EXPIRY_PERIOD_S
+        longest_s = IDLE_S if self._may_build else WORKING_PERIOD_S if self._open else EXPIRY_PERIOD_S
         try:
             order = self._orders.get(block=is_idle, timeout=longest_s if is_idle else None)
+        except queue.Empty:
+            return False
+        with suppress(queue.Empty):
             while order is not None:
                 run, _ = order
                 run()
                 order = self._orders.get_nowait()
-        except queue.Empty:
-            pass
+        return True
 
     def _expire_if_due(self) -> None:
         """Expire silent sessions at a fixed interval rather than when idle: an engine may be busy for hours."""

@@ -33,6 +33,8 @@ class Command(IntEnum):
     """The number of the adapter follows."""
     CHECK_ADAPTER = 6
     """The number of the adapter follows: each rank names the modules that its last step did not call."""
+    BUILD_PART = 7
+    """The number of a part of the fastest backend follows: build it, with all other ranks."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -108,6 +108,8 @@ def _carry_out(
     elif kind == Command.BUILD_BACKEND:
         with suppress(BackendUnavailable):  # rank 0 reports it
             runtime.backends.build(progress)
+    elif kind == Command.BUILD_PART:
+        runtime.backends.build_part(*values)
     else:
         runtime.backends.drop(runtime.info.name, "rank 0 has removed it")
 
@@ -170,6 +172,10 @@ class LeaderBackends(BackendStack):
     def build(self, progress: Callable[[str], None]) -> None:
         self._group.send_command([Command.BUILD_BACKEND])
         super().build(progress)
+
+    def build_part(self, part: int) -> None:
+        self._group.send_command([Command.BUILD_PART, part])
+        super().build_part(part)
 
     def drop(self, name: str, reason: str) -> None:
         self._group.send_command([Command.DROP_BACKEND])

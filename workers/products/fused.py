@@ -67,7 +67,7 @@ def fuse_projections(model: Any, example: Callable[[], object], *, is_tiled: boo
         (owner, names)
         for owner in model.modules()
         for names in FUSED_PROJECTIONS
-        if all(type(getattr(owner, name, None)) is nn.Linear for name in names)
+        if all(_can_be_fused(getattr(owner, name, None)) for name in names)
     ]
     calls: list[tuple[nn.Module, Tensor]] = []
     with ExitStack() as hooks:
@@ -83,6 +83,11 @@ def fuse_projections(model: Any, example: Callable[[], object], *, is_tiled: boo
     for owner, names in fused:
         _fuse(owner, names, is_tiled=is_tiled)
     return len(fused)
+
+
+def _can_be_fused(module: Any) -> bool:
+    """Whether a module is a linear layer without hooks, such as those that gather its outputs from ranks."""
+    return type(module) is nn.Linear and not (module._forward_hooks or module._forward_pre_hooks)
 
 
 def _are_called_together(owner: Any, names: Sequence[str], calls: Sequence[tuple[nn.Module, Tensor]]) -> bool:

@@ -40,6 +40,8 @@ class BackendContext:
     max_context_tokens: int
     tiling: Tiling
     """Shapes that steps are padded to. The warm-up may change its `min_rows` and `row_multiple`."""
+    shard: ModelShard | None = None
+    """The part of the model that this rank has; None if it is whole."""
 
     @property
     def row_width(self) -> int:
@@ -97,6 +99,20 @@ class Backend(ABC):
 
         All ranks of a model do this together. Raises: BackendUnavailable.
         """
+
+    def due(self, *, is_idle: bool) -> int | None:  # noqa: ARG002  most build all at start
+        """The number of a part that the warm-up left out, to be built now, between two steps; None if none is due.
+
+        Each part is due once. `is_idle`: no step waits.
+        """
+        return None
+
+    def build_part(self, part: int) -> Callable[[], None]:
+        """Build this part, on all ranks of a model. Returns a function that puts it to use, if all could build theirs.
+
+        Raises: BackendUnavailable; steps then run as before.
+        """
+        raise NotImplementedError
 
     @abstractmethod
     def run(self, step: Step) -> Tensor | None:

@@ -131,6 +131,29 @@ class BackendStack:
         """Remove the backend that was built last."""
         self._explain(name, type(self._built.pop(0)), reason)
 
+    def build_more(self, *, is_idle: bool) -> bool:
+        """Build one part of the fastest backend that the start left out, if one is due; returns whether it was.
+
+        Call between steps. `is_idle`: no step waits.
+        """
+        part = self._built[0].due(is_idle=is_idle) if self._built else None
+        if part is not None:
+            self.build_part(part)
+        return part is not None
+
+    def build_part(self, part: int) -> None:
+        """Build this part of the fastest backend and use it from now on, on all ranks or none."""
+        reason = "another rank cannot build it"
+        use: Callable[[], None] | None = None
+        try:
+            use = self._built[0].build_part(part)
+        except BackendUnavailable as error:
+            reason = str(error)
+        if self._all_min(int(use is not None)) and use is not None:
+            use()
+        else:
+            logger.warning("part %d of %s is left out: %s", part, type(self._built[0]).__name__, reason)
+
     def add_adapter(self, number: int, weights: LoraWeights) -> None:
         """Compute rows with this number with these weights, on all ranks. Raises: CheckpointError if a rank cannot."""
         self._adapters.add(number, weights)

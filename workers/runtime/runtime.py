@@ -115,7 +115,9 @@ class ModelRuntime:
         self._sources = Sources(decoder, self.cache) if decoder is not None else None
         if decoder is None:  # the kernel has no place for cross-attention
             kernel = kernel or find_kernel(self.cache, is_deterministic=config.deterministic)
-        self.context = BackendContext(loaded.model, self.cache, kernel, config, self.info.max_context_tokens, tiling)
+        self.context = BackendContext(
+            loaded.model, self.cache, kernel, config, self.info.max_context_tokens, tiling, loaded.shard
+        )
         self.backends = stack_type(kinds, self.context, all_min)
         self._tapped_width = len(tapped) * loaded.model.config.hidden_size
         self._features: torch.Tensor | None = None
@@ -265,6 +267,10 @@ class ModelRuntime:
             known = self._measure(machine)
         self.backends.num_base_steps = 0
         return known
+
+    def build_more(self, *, is_idle: bool) -> bool:
+        """See `BackendStack.build_more`."""
+        return self.backends.build_more(is_idle=is_idle)
 
     def _accepts(self, known: Findings, machine: str) -> bool:
         """Whether these findings hold here. If so, their tiles are used from now on."""

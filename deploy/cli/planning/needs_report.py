@@ -45,7 +45,7 @@ def _role_lines(role: Role) -> Iterator[str]:
         streams = role.num_states // (STATES_BESIDE_GUESSES + BLOCK_GUESSES)
         each = f"{shape.state_bytes / 1e6:,.1f} MB each, {role.num_states:,} fit"
         yield f"  states    {each}: {streams:,} streams with {BLOCK_GUESSES} guesses each, or more with fewer"
-    yield f"  graphs    steps of up to {GRAPH_ROWS} rows, recorded at start in the memory of one step; not measured"
+    yield f"  graphs    steps of up to {GRAPH_ROWS} rows, recorded in the memory of one step; not measured"
     times = ", ".join(f"{placed.step_s(rows, CONTEXT) * 1e3:.1f} for {rows}" for rows in ROWS)
     prefill = f"{STEP_TOKENS:,} rows of a prompt {placed.step_s(STEP_TOKENS) * 1e3:,.0f} ms"
     yield f"  step      {times} rows, in ms at {CONTEXT:,} tokens of context, by roofline; {prefill}"

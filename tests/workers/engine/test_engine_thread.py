@@ -49,6 +49,9 @@ class FakeEngine:
             raise RuntimeError("thirteen")
         return [Verdict(stamp, (), 2 * stamp.round, 0)]
 
+    def build_more(self, *, is_idle):
+        return False
+
     def release(self, sessions):
         self.released += sessions
 

@@ -25,7 +25,7 @@ from tests.workers.runtime.backends.test_cuda_graph import again, recording
 from tests.workers.runtime.test_runtime import assert_same, held, random_tree, tokens
 from workers.parallel import Rank
 from workers.runtime import backends, runtime
-from workers.runtime.backends.cuda_graph import Recorder
+from workers.runtime.backends.cuda_graph import CudaGraphBackend, Recorder
 from workers.runtime.backends.packed_cpu import PackedBackend
 from workers.runtime.runtime import ModelRuntime
 from workers.step.rows import StepRows
@@ -57,6 +57,15 @@ def fails_at_the_last(work: Any) -> Callable[[], None]:
     return partial(work)
 
 
+def fails_later(work: Any) -> Callable[[], None]:
+    """For one of the shapes that are recorded after the start."""
+    replay = again(work)
+    (shape,) = work.args
+    if (shape.num_rows, shape.tile_rows) == (8, 1):  # it has done its part in all sums
+        raise RuntimeError("out of memory")
+    return replay
+
+
 def computes_too_much(work: Any) -> Callable[[], None]:
     def wrong() -> None:
         work()
@@ -68,6 +77,11 @@ def computes_too_much(work: Any) -> Callable[[], None]:
 
 def records(config: EngineConfig, rank: Rank) -> str:
     with graphs(again):
+        return followed(config, rank)
+
+
+def cannot_record_later(config: EngineConfig, rank: Rank) -> str:
+    with graphs(fails_later):
         return followed(config, rank)
 
 
@@ -126,3 +140,52 @@ def test_what_one_rank_cannot_do_all_do_without(
         assert not findings.is_compiled
         assert_same(logits_of_steps(shared), want)
         assert shared.num_eager_steps > 0
+
+
+LATER = [2, 8, 16]
+"""Numbers of sequences whose single rows are recorded after the start."""
+
+
+def record_between_steps(shared: ModelRuntime, want: torch.Tensor) -> list[int]:
+    """Record all shapes, with steps between; returns for how many sequences there are recordings."""
+    assert_same(logits_of_steps(shared), want)
+    while shared.build_more(is_idle=True):
+        assert_same(logits_of_steps(shared), want)
+    (backend,) = shared.backends._built
+    assert isinstance(backend, CudaGraphBackend)
+    return sorted(shape.num_rows for shape in backend._graphs if shape.tile_rows == 1)
+
+
+@pytest.mark.parametrize("kind", ["tensor_parallel", "pipeline_parallel"])
+def test_ranks_record_later_shapes_together_between_the_same_steps(
+    kind: str, followers: Followers, checkpoint: Path, want: torch.Tensor
+) -> None:
+    """A sum of another shape than the other rank's fails, and one that another rank does not make waits for ever."""
+    settings = SETTINGS | {"tensor_parallel": 1, kind: 2}
+    with graphs(again), followers.runtime(checkpoint, records, **settings) as shared:
+        shared.warm_up(lambda _: None)
+        assert record_between_steps(shared, want) == sorted([1, 4, *LATER])
+        assert shared.num_eager_steps == 0
+
+
+@pytest.mark.parametrize(
+    ("recorder", "role", "reason"),
+    [(again, cannot_record_later, "another rank cannot build it"), (fails_later, records, "out of memory")],
+    ids=["a follower cannot", "rank 0 cannot"],
+)
+def test_a_later_shape_that_one_rank_cannot_record_none_uses(
+    recorder: Recorder,
+    role: Callable[[EngineConfig, Rank], str],
+    reason: str,
+    followers: Followers,
+    checkpoint: Path,
+    want: torch.Tensor,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with graphs(recorder), followers.runtime(checkpoint, role, **SETTINGS) as shared:
+        shared.warm_up(lambda _: None)
+        with caplog.at_level(logging.WARNING, logger="workers"):
+            assert record_between_steps(shared, want) == sorted({1, 4, *LATER} - {8})
+        (line,) = caplog.records
+        assert reason in line.getMessage()
+        assert shared.num_eager_steps == 0

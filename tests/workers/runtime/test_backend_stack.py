@@ -148,7 +148,11 @@ def test_what_is_not_worth_it_is_not_built(monkeypatch: pytest.MonkeyPatch) -> N
         ({"tensor_parallel": 2}, [ProgramBackend, PackedBackend]),
         ({"device": "cuda"}, [EagerBackend]),
         ({"device": "cuda", "compile": True}, [CudaGraphBackend, CompiledLayersBackend, EagerBackend]),
-        ({"device": "cuda", "compile": True, "tensor_parallel": 2}, [CudaGraphBackend, EagerBackend]),
+        (
+            {"device": "cuda", "compile": True, "tensor_parallel": 2},
+            [CudaGraphBackend, CompiledLayersBackend, EagerBackend],
+        ),
+        ({"device": "cuda", "compile": True, "pipeline_parallel": 2}, [CudaGraphBackend, EagerBackend]),
     ],
 )
 def test_settings_choose_backends(settings: dict[str, Any], want: list[type[Backend]]) -> None:

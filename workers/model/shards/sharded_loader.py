@@ -25,7 +25,14 @@ from workers.model.contained import Rename
 from workers.model.experts import by_model_name, summed_blocks
 from workers.model.scaled import ScaledWeights
 from workers.model.shards.reading import TensorReader
-from workers.model.shards.sharding import VOCABULARY, Collectives, LocalCollectives, Shard, shards_of
+from workers.model.shards.sharding import (
+    VOCABULARY,
+    Collectives,
+    CompilableCollectives,
+    LocalCollectives,
+    Shard,
+    shards_of,
+)
 from workers.model.shards.stages import PipelineStage, StageLinks, StageModel
 
 MAX_COMMON_ELEMENTS = 1 << 16
@@ -101,7 +108,7 @@ class ModelShard:
     def connect(self, collectives: Collectives, links: StageLinks | None = None) -> None:
         """Make the model combine its results with those of the other ranks through `collectives`, and exchange states
         with other stages through `links`."""
-        self.collectives = collectives
+        self.collectives, collectives = collectives, CompilableCollectives(collectives, self.size)
         for hook in self._hooks:
             hook.remove()
         parts, local = tuple(f"{name}." for name in self._blocks), LocalCollectives(self.size)

@@ -72,6 +72,29 @@ class LocalCollectives:
 
 
 @dataclass(frozen=True, slots=True)
+class CompilableCollectives:
+    """These collectives; compiled code calls them as operators (`workers.runtime.backends.operators`)."""
+
+    own: Collectives
+    num_ranks: int
+
+    @property
+    def exchange(self) -> Exchange | None:
+        return self.own.exchange
+
+    def all_reduce(self, tensor: Tensor) -> Tensor:
+        if not torch.compiler.is_dynamo_compiling():
+            return self.own.all_reduce(tensor)
+        torch.ops.outrider.all_reduce(tensor)
+        return tensor
+
+    def all_gather(self, tensor: Tensor) -> Tensor:
+        if not torch.compiler.is_dynamo_compiling():
+            return self.own.all_gather(tensor)
+        return torch.ops.outrider.all_gather(tensor, self.num_ranks)  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True, slots=True)
 class ModuleShard:
     """One rank's part of one module."""
 

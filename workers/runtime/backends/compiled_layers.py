@@ -35,9 +35,9 @@ OPTIONS: Final[dict[str, Any]] = {"combo_kernels": True, "deterministic": True}
 
 
 class CompiledLayersBackend(Backend):
-    """Runs every step by compiled layers.
+    """Runs every step by compiled layers. Sums over ranks are operators in them.
 
-    Not for tensor parallelism, because its all-reduces are module hooks.
+    Not for stages, which exchange states in hooks of their first and last layers.
     """
 
     def __init__(self, context: BackendContext, below: Backend | None = None) -> None:
@@ -51,7 +51,7 @@ class CompiledLayersBackend(Backend):
 
     @classmethod
     def supports(cls, config: EngineConfig) -> bool:
-        return config.compile and torch.device(config.device).type != "cpu" and config.num_ranks == 1
+        return config.compile and torch.device(config.device).type != "cpu" and config.pipeline_parallel == 1
 
     @classmethod
     def prepare_weights(cls, model: Any, config: EngineConfig, shard: ModelShard | None = None) -> None:  # noqa: ARG003
@@ -80,7 +80,7 @@ class CompiledLayersBackend(Backend):
         return self.logits(*paged_inputs(step, context.cache, context.kernel, context.tiling))
 
     def logits(self, ids: Tensor, positions: Tensor, wanted: Tensor, plan: Plan) -> Tensor:
-        with operator_context(plan, ()), self._in_place():
+        with operator_context(plan, (), self.context.shard), self._in_place():
             return model_logits(self.context.model, ids, positions, wanted, None)
 
     @contextmanager

@@ -1,6 +1,7 @@
-"""Operators through which recorded code calls back into Python: attention and packed products.
+"""Operators through which recorded code calls back into Python: attention, packed products, and sums over ranks.
 
-They need the step's plan and the model's packed products, which are not tensors. So a thread sets both for each pass.
+They need the step's plan, the model's packed products and its shard, which are not tensors. So a thread sets
+them for each pass.
 Knows torch's operator registry. Must not know models.
 """
 
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 
 from workers.attention import Attention
+from workers.model import ModelShard
 from workers.runtime.backend import Plan
 from workers.runtime.backends.packed_weights import PackedProduct
 
@@ -22,13 +24,13 @@ _pass = threading.local()
 
 
 @contextmanager
-def operator_context(plan: Plan, products: Sequence[PackedProduct]) -> Iterator[None]:
-    """Set the plan and the products that this thread's operators use within the `with` block."""
-    _pass.plan, _pass.products = plan, products
+def operator_context(plan: Plan, products: Sequence[PackedProduct], shard: ModelShard | None = None) -> Iterator[None]:
+    """Set what this thread's operators use within the `with` block."""
+    _pass.plan, _pass.products, _pass.shard = plan, products, shard
     try:
         yield
     finally:
-        del _pass.plan, _pass.products
+        del _pass.plan, _pass.products, _pass.shard
 
 
 _LIBRARY: Any = torch.library.Library("outrider", "DEF")  # type: ignore[no-untyped-call]
@@ -36,6 +38,9 @@ _LIBRARY.define("linear(Tensor rows, int index, int num_outputs) -> Tensor")
 _KIND = "float scale, int? window, float? softcap, Tensor? sinks"
 _LIBRARY.define(f"attend(Tensor query, Tensor key, Tensor value, int layer, {_KIND}) -> Tensor")
 _LIBRARY.define(f"attend_in(Tensor query, Tensor key, Tensor value, Tensor layer, {_KIND}) -> Tensor")
+
+_LIBRARY.define("all_reduce(Tensor(a!) rows) -> ()")
+_LIBRARY.define("all_gather(Tensor rows, int num_ranks) -> Tensor")
 
 
 def _linear(rows: Tensor, index: int, num_outputs: int) -> Tensor:  # noqa: ARG001
@@ -60,9 +65,25 @@ def _attended(query: Tensor, _: Tensor, value: Tensor, *__: Any) -> Tensor:
     return query.new_empty(1, query.shape[2], query.shape[1], value.shape[3])
 
 
+def _all_reduce(rows: Tensor) -> None:
+    total = _pass.shard.collectives.all_reduce(rows)
+    if total is not rows:
+        rows.copy_(total)
+
+
+def _all_gather(rows: Tensor, num_ranks: int) -> Tensor:  # noqa: ARG001
+    gathered: Tensor = _pass.shard.collectives.all_gather(rows)
+    return gathered
+
+
 _LIBRARY.impl("linear", _linear, "CPU")
 _LIBRARY.impl("linear", lambda rows, _, num_outputs: rows.new_empty(*rows.shape[:-1], num_outputs), "Meta")
-for _name, _code in (("attend", _attend), ("attend_in", _attend_in)):
+for _name, _code, _shape in (
+    ("attend", _attend, _attended),
+    ("attend_in", _attend_in, _attended),
+    ("all_reduce", _all_reduce, lambda _: None),
+    ("all_gather", _all_gather, lambda rows, num_ranks: rows.new_empty(*rows.shape[:-1], num_ranks * rows.shape[-1])),
+):
     _LIBRARY.impl(_name, _code, "CPU")
     _LIBRARY.impl(_name, _code, "CUDA")
-    _LIBRARY.impl(_name, _attended, "Meta")
+    _LIBRARY.impl(_name, _shape, "Meta")

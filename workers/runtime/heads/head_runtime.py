@@ -75,6 +75,10 @@ class HeadRuntime:
             self._head(features, 0).isfinite().any().item()  # this waits for the device
         return monotonic() - began_s
 
+    def build_more(self, *, is_idle: bool) -> bool:  # noqa: ARG002
+        """Heads build all at start."""
+        return False
+
     def close(self) -> None:
         """Heads have no other ranks."""
 

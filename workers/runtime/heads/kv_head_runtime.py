@@ -187,6 +187,10 @@ class KVHeadRuntime:
         self.cache.free(kv)
         return took_s
 
+    def build_more(self, *, is_idle: bool) -> bool:  # noqa: ARG002
+        """Heads build all at start."""
+        return False
+
     def close(self) -> None:
         """Heads have no other ranks."""
 

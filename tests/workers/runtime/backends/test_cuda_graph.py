@@ -8,9 +8,13 @@ from __future__ import annotations
 import inspect
 import logging
 import random
+import threading
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -198,7 +202,7 @@ def test_the_largest_is_recorded_first_and_there_are_few(
     checkpoint: Path, max_step_tokens: int, sizes: list[int]
 ) -> None:
     runtime = cold(checkpoint, kv_cache_tokens=1024, max_step_tokens=max_step_tokens)
-    shapes = list(CudaGraphBackend(runtime.context)._shapes())
+    shapes = CudaGraphBackend(runtime.context)._shapes
     assert list(dict.fromkeys(shape.num_rows for shape in shapes)) == sizes
     assert len(set(shapes)) == len(shapes) == 2 * len(sizes) - 1
     assert shapes[0].num_values == max(shape.num_values for shape in shapes)
@@ -208,7 +212,7 @@ def test_padding_to_two_rows_has_a_shape_where_steps_have_one(checkpoint: Path) 
     """Deterministic steps on a GPU are padded so."""
     runtime = cold(checkpoint, kv_cache_tokens=1024, max_step_tokens=1)
     runtime.context.tiling = GPU_DETERMINISTIC
-    assert [shape.num_rows for shape in CudaGraphBackend(runtime.context)._shapes()] == [2]
+    assert [shape.num_rows for shape in CudaGraphBackend(runtime.context)._shapes] == [2]
 
 
 def test_what_no_form_has_room_for_runs_as_it_would_and_is_counted(recorded: ModelRuntime, eager: Any) -> None:
@@ -327,7 +331,8 @@ def test_progress_is_shown(checkpoint: Path) -> None:
     lines: list[str] = []
     cold(checkpoint, kernel=PlainKernel(), kv_cache_tokens=1024, max_step_tokens=8).warm_up(lines.append)
     assert lines[0] == "recording steps of up to 8 rows"
-    assert lines[1].startswith("recorded 7 of 7 shapes of steps in ")
+    assert lines[1].startswith("recorded 5 of 7 shapes of steps in ")
+    assert lines[1].endswith(" s; 2 others follow while it is idle")
 
 
 def test_inputs_are_copied_to_where_they_were() -> None:
@@ -361,6 +366,37 @@ def test_cuda_is_asked_to_record_after_a_first_run_and_in_one_pool(monkeypatch: 
     monkeypatch.setattr(torch.cuda, "Stream", lambda _: "the stream")
     monkeypatch.setattr(torch.cuda, "CUDAGraph", FakeGraph)
     monkeypatch.setattr(torch.cuda, "graph", fake_graph)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: "before")
+    monkeypatch.setattr(torch.cuda, "set_stream", events.append)
     replay = CudaRecorder(torch.device("cuda"))(lambda: events.append("work"))
     replay()
-    assert events == ["work", "begin", "work", "end", "replay"]
+    assert events == ["work", "begin", "work", "end", "before", "replay"]
+
+    def fails_while_recording() -> None:
+        assert "begin" not in events
+        events.append("work")
+
+    events.clear()
+    with pytest.raises(AssertionError):
+        CudaRecorder(torch.device("cuda"))(fails_while_recording)
+    assert events == ["work", "begin", "before"], "steps go on where they were"
+
+
+def test_two_engines_of_a_process_record_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    recording = threading.Lock()
+
+    @contextmanager
+    def fake_graph(*_: Any, **__: Any) -> Iterator[None]:
+        assert recording.acquire(blocking=False), "while another is recorded"
+        time.sleep(0.01)
+        yield
+        recording.release()
+
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: "the pool")
+    for name in ("Stream", "current_stream", "set_stream"):
+        monkeypatch.setattr(torch.cuda, name, lambda _: None)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: SimpleNamespace(replay=None))
+    monkeypatch.setattr(torch.cuda, "graph", fake_graph)
+    recorders = [CudaRecorder(torch.device("cuda")) for _ in range(2)]
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(lambda recorder: [recorder(lambda: None) for _ in range(5)], recorders))
