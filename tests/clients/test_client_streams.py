@@ -32,9 +32,13 @@ plans = st.lists(
     ),
     max_size=6,
 )
-repeated = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+repeated = settings(
+    deadline=None,
+    max_examples=settings.default.max_examples * 3 // 5,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 
-few = settings(repeated, max_examples=25)
+few = settings(repeated, max_examples=settings.default.max_examples // 4)
 
 
 def joined(chunks: list[Chunk]) -> Chunk:

@@ -39,7 +39,12 @@ def planned(folder: Path, *argv: str) -> list[Manifest]:
 
 @pytest.mark.parametrize(
     ("gpus", "overlay", "count"),
-    [("h200:4", "gke", 4), ("h100:8", "eks", 8), ("h200:2", "onprem", 2), ("b200", "gke", 1)],
+    [
+        ("h200:4", "gke", 4),
+        ("h100:8", "eks", 8),
+        ("h200:2", "onprem", 2),
+        pytest.param("b200", "gke", 1, marks=pytest.mark.ci),
+    ],
 )
 def test_a_planned_overlay_keeps_to_every_policy(gpus: str, overlay: str, count: int, tmp_path: Path) -> None:
     objects = planned(tmp_path, "--gpu", gpus, "--draft-gpu", "l4", "--overlay", overlay, "--rate", "100")

@@ -15,7 +15,7 @@ from tests.reference import generate
 
 pytestmark = pytest.mark.thorough
 
-NUM_TOKENS = 40
+NUM_TOKENS = 24
 STATIC = {
     "speculation.max_draft_tokens": 4,
     "speculation.draft_timeout_s": 30.0,

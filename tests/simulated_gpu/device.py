@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
-from torch.utils._pytree import tree_leaves, tree_map_only
 
 GPU = torch.device("cuda", 0)
 HOST = torch.device("cpu")
@@ -85,18 +84,22 @@ class SimulatedGPU(TorchDispatchMode):
         """Counts of the last replay."""
         self._pinned: list[Tensor] = []  # for good, so that no other tensor gets their addresses
         self._is_recording = False
+        self._elementary = set[Any]()
+        """Operators that do not consist of others."""
 
     def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
-        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        tensors = [*_tensors(args), *_tensors(kwargs.values())]
         name, is_there = func.overloadpacket.__name__, _result_is_there(func, args, kwargs, tensors)
         if not is_there and not any(map(_is_there, tensors)):
             return self._on_host(func, args, kwargs)
-        with self:  # what an operator consists of is seen, too
-            if func.namespace == IN_PYTHON:
-                return func._op_dk(torch._C.DispatchKey.CUDA, *args, **kwargs)
-            if (found := func.decompose(*args, **kwargs)) is not NotImplemented:
-                return found
+        if func not in self._elementary:
+            with self:  # what an operator consists of is seen, too
+                if func.namespace == IN_PYTHON:
+                    return func._op_dk(torch._C.DispatchKey.CUDA, *args, **kwargs)
+                if (found := func.decompose(*args, **kwargs)) is not NotImplemented:
+                    return found
+            self._elementary.add(func)
         if name in COPIES and _is_there(args[1 if name == "copy_" else 0]) != is_there:
             self._between(name, args, kwargs, is_upload=is_there)
         else:
@@ -108,7 +111,7 @@ class SimulatedGPU(TorchDispatchMode):
         self.counts.kernels[name] += 1
         with _disable_current_modes():
             found = function(*map(_here, args))
-            return tree_map_only(Tensor, SimulatedTensor, found)
+            return _mapped(SimulatedTensor, found)
 
     def record(self, work: Callable[[], None]) -> Callable[[], None]:
         """Takes the place of `CudaRecorder`: a replay does the work again."""
@@ -160,6 +163,22 @@ class SimulatedGPU(TorchDispatchMode):
             raise NotRecordable(f"{name} while work is recorded")
 
 
+def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
+    """Those among an operator's arguments, and in lists of them. torch's trees would take longer than the operators."""
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from _tensors(value)
+
+
+def _mapped(change: Callable[[Tensor], Any], value: Any) -> Any:
+    """The same with its tensors changed."""
+    if isinstance(value, Tensor):
+        return change(value)
+    return type(value)(_mapped(change, each) for each in value) if isinstance(value, (list, tuple)) else value
+
+
 def _is_there(value: Any) -> bool:
     return isinstance(value, SimulatedTensor)
 
@@ -187,8 +206,7 @@ def _here(value: Any) -> Any:
 def _computed(func: Any, args: Any, kwargs: dict[str, Any], tensors: list[Tensor], is_there: bool) -> Any:
     """Compute on the CPU. A tensor that was changed in place stays the same object."""
     kwargs |= {key: value for key, value in {"device": HOST, "pin_memory": False}.items() if key in kwargs}
-    args, kwargs = tree_map_only(SimulatedTensor, _here, (args, kwargs))
-    found = func(*args, **kwargs)
+    found = func(*_mapped(_here, args), **{key: _mapped(_here, value) for key, value in kwargs.items()})
     known = {id(_here(tensor)): tensor for tensor in tensors}
 
     def as_known(tensor: Tensor) -> Tensor:
@@ -196,4 +214,4 @@ def _computed(func: Any, args: Any, kwargs: dict[str, Any], tensors: list[Tensor
             return known[id(tensor)]
         return SimulatedTensor(tensor) if is_there else tensor
 
-    return tree_map_only(Tensor, as_known, found)
+    return _mapped(as_known, found)

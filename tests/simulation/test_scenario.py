@@ -213,9 +213,7 @@ def test_the_same_scenario_gives_the_same_figures_and_another_seed_others():
 
 def test_what_the_process_did_before_changes_no_figure():
     """Nothing is remembered for the whole process."""
-    scenario = Scenario(
-        hardware=PRESETS["this-machine"], law=HARD, load=Closed(16, 16), prompt_tokens=24, max_tokens=24
-    )
+    scenario = Scenario(hardware=PRESETS["this-machine"], law=HARD, load=Closed(8, 8), prompt_tokens=24, max_tokens=24)
     first = simulate(scenario)
     assert simulate(scenario) == first
 

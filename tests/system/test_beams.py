@@ -28,7 +28,10 @@ MILD = {"mt5": {"initializer_factor": 1.0}, "bart": {"init_std": 0.2}}
 NUM_TOKENS = 20
 
 
-@pytest.fixture(scope="module", params=["llama", "bart", "mt5"])
+FAMILIES = pytest.mark.parametrize("family", ["llama", "bart", "mt5"], scope="module")
+
+
+@pytest.fixture(scope="module", params=["llama", pytest.param("bart", marks=pytest.mark.slow), "mt5"])
 def family(request):
     return request.param
 
@@ -81,6 +84,7 @@ def assert_same(chunks, want):
     assert [chunk.score for chunk in chunks] == pytest.approx([score for _, score in want], abs=1e-4, rel=1e-5)
 
 
+@FAMILIES
 @pytest.mark.parametrize("width", [1, 2, 5])
 async def test_outputs_and_scores_are_those_of_generate(family, target, width):
     search = BeamSearch(width, width)
@@ -110,6 +114,7 @@ async def searched(target, draft, wanted, **settings):
     return chunks
 
 
+@FAMILIES
 @pytest.mark.parametrize("width", [2, 4])
 async def test_drafting_changes_no_output(family, target, draft, width):
     wanted = asked(family, BeamSearch(width, width))

@@ -41,6 +41,12 @@ def pair(request, tmp_path_factory):
     return target, noisy_copy(target, tmp_path_factory.mktemp("draft"))
 
 
+MOSTLY_MT5 = pytest.mark.parametrize(
+    "pair", ["mt5", pytest.param("bart", marks=pytest.mark.slow)], indirect=True, scope="module"
+)
+"""For tests of sessions, to which all encoder-decoders are alike."""
+
+
 async def outputs(target, draft, requests, **settings):
     """The output of each request; all at once."""
     async with system(target, draft, **settings) as running:
@@ -92,11 +98,13 @@ async def test_trees_change_nothing(pair, plain):
     assert await outputs(*pair, requests, speculation=speculation) == want
 
 
+@MOSTLY_MT5
 async def test_policies_that_decide_by_dice_change_nothing(pair, plain):
     requests, want = plain
     assert await outputs(*pair, requests, policies=WildPolicies(seed=7), speculation=PATIENT) == want
 
 
+@MOSTLY_MT5
 @pytest.mark.parametrize("family", ["t5", pytest.param("marian", marks=pytest.mark.slow), "llama"])
 async def test_a_draft_of_another_architecture_changes_nothing(pair, plain, family, tmp_path):
     """A decoder reads the source as the beginning of its text."""
@@ -104,6 +112,7 @@ async def test_a_draft_of_another_architecture_changes_nothing(pair, plain, fami
     assert await outputs(pair[0], checkpoints.write(family, tmp_path, seed=3), requests) == want
 
 
+@MOSTLY_MT5
 async def test_little_memory_changes_nothing(pair, plain):
     """Sessions are preempted, and compute their text again, with the source."""
     requests, want = plain
@@ -116,6 +125,7 @@ async def test_small_steps_change_nothing(pair, plain):
     assert await outputs(*pair, requests, max_step_tokens=16, prefill_chunk_tokens=7) == want
 
 
+@MOSTLY_MT5
 @pytest.mark.parametrize("name", ["target", "draft"])
 async def test_a_crash_changes_nothing(pair, plain, name):
     """The source travels with the session's text to the next engine."""
@@ -146,6 +156,7 @@ async def test_equal_texts_of_different_sources_share_nothing(pair):
     assert passes == len(sources)
 
 
+@MOSTLY_MT5
 @pytest.mark.parametrize("rule", [Verification.REJECTION, Verification.RECURSIVE_REJECTION, Verification.TYPICAL])
 async def test_other_rules_serve_sources_too(pair, rule):
     sampled = [asked(source, sampling=SEEDED, verification=rule) for source in SOURCES]

@@ -267,6 +267,7 @@ async def test_a_stream_is_resumed_in_the_middle_of_a_word_of_its_grammar():
         await served.check_nothing_is_held()
 
 
+@pytest.mark.ci
 async def test_a_grammar_too_large_for_the_models_vocabulary_is_refused_by_its_field_and_others_go_on():
     grammar = Grammar(GrammarKind.REGEX, "(a{1000}){1000}")
     async with system(gamma=4) as served:

@@ -15,7 +15,7 @@ from tests.core.rules.test_distribution import NUM_TOKENS, PAIRS
 from tests.core.rules.test_traps import constant
 from tests.core.rules.tree_decoding import RECURSIVE, SEQUENTIAL, TreeDecoder, verifying
 
-NUM_DRAWS = 3_000
+NUM_DRAWS = 2_000
 P, Q = dirichlet(1), dirichlet(2)
 WAYS = pytest.mark.parametrize(
     ("verify", "with_replacement"), [(RECURSIVE, False), (SEQUENTIAL, True)], ids=["recursive", "sequential"]

@@ -46,7 +46,6 @@ def refusal(kind, body):
 @pytest.mark.thorough
 @pytest.mark.parametrize("kind", [CompletionBody, ChatBody])
 @given(data=st.data())
-@settings(max_examples=100)
 def test_a_body_becomes_requests_or_names_what_is_wrong(kind, data):
     error = refusal(kind, data.draw(bodies(kind)))
     assert error is None or (error.field and error.problem)
@@ -55,7 +54,6 @@ def test_a_body_becomes_requests_or_names_what_is_wrong(kind, data):
 @pytest.mark.thorough
 @pytest.mark.parametrize("kind", [CompletionBody, ChatBody])
 @given(data=st.data())
-@settings(max_examples=100)
 def test_bytes_that_were_changed_on_their_way_are_no_trouble(kind, data):
     encoded = bytearray(json.dumps(data.draw(bodies(kind))).encode())
     for _ in range(data.draw(st.integers(1, 3))):
@@ -79,7 +77,7 @@ SAID = st.builds(
 @pytest.mark.thorough
 @pytest.mark.parametrize(("kind", "prompt"), [(ResponsesBody, "input"), (MessagesBody, "messages")])
 @given(data=st.data())
-@settings(max_examples=50)
+@settings(max_examples=settings.default.max_examples // 2)
 def test_so_does_a_body_of_the_other_apis(kind, prompt, data):
     names = data.draw(st.lists(st.sampled_from(sorted(kind.model_fields)), max_size=3))
     items = st.lists(TYPED if kind is ResponsesBody else SAID, max_size=3)

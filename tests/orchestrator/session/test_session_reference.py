@@ -49,7 +49,7 @@ def engines(target, draft, seed, is_greedy):
 
 
 @pytest.mark.parametrize("is_greedy", [False, True], ids=["coupled", "greedy"])
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=settings.default.max_examples * 2 // 5)
 @given(st.integers(0, 2**32), st.integers(0, 2**64 - 1), st.sampled_from([0.0, 0.3, 1e9]), st.integers(0, 2**32))
 def test_a_session_writes_what_the_reference_says(is_greedy, key, seed, unlikeness, fault_seed):
     target = Model(key, VOCAB_SIZE)

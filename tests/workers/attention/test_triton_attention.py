@@ -28,7 +28,7 @@ CASES = {
     "grouped": (8, 2, 32, 32, 16, {}, "float32"),
     "odd group": (6, 2, 24, 24, 16, {}, "float32"),
     "one head each": (2, 2, 16, 16, 64, {}, "float32"),
-    "many heads": (24, 1, 16, 16, 16, {}, "float32"),
+    "many heads": (12, 1, 16, 16, 16, {}, "float32"),  # more than a tile has rows for, and the last tile has fewer
     "blocks of one row": (4, 2, 16, 16, 1, {}, "float32"),
     "large blocks": (4, 2, 32, 32, 256, {}, "float32"),
     "narrow values": (4, 1, 48, 32, 16, {}, "float32"),
@@ -73,7 +73,9 @@ def test_numbers_are_stored_in_eight_bits_as_torch_rounds_them_and_infinite_ones
     assert json.loads(run(__name__, "t.write_stored_otherwise()", **settings)) == []
 
 
-@pytest.fixture(scope="module", params=[80, 90, 100])
+@pytest.fixture(
+    scope="module", params=[pytest.param(80, marks=pytest.mark.ci), 90, pytest.param(100, marks=pytest.mark.ci)]
+)
 def ptx(request: pytest.FixtureRequest) -> tuple[int, dict[str, str]]:
     """A capability of a GPU, and what is compiled for it. The compiler and ptxas need no GPU."""
     return request.param, json.loads(run(__name__, f"t.write_ptx({request.param})"))

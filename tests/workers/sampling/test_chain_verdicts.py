@@ -76,7 +76,7 @@ def test_verdicts_equal_the_reference(verification, kind):
         assert outcome == REFERENCE[verification](block, p, rows[0].sampling.seed, rows[0].position)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=settings.default.max_examples // 2)
 @given(seed=st.integers(0, 10**6), kinds=st.lists(st.sampled_from(KINDS), min_size=1, max_size=6))
 @pytest.mark.parametrize("verification", REFERENCE)
 def test_a_verdict_does_not_depend_on_its_batch(verification, seed, kinds):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +13,11 @@ import yaml
 
 from core.errors import ConfigError
 from deploy.cli import main
+from deploy.cli.planning import needs as module
 from deploy.cli.planning.check import CheckOptions
 from deploy.cli.planning.needs import Needs, needs_of, parse_gpu
 from tests.deploy.cli.parsing import parsed
+from workers import model
 
 ROOT = Path(__file__).parents[4]
 CONFIGS = ROOT / "bench" / "checkpoints" / "configs"
@@ -25,14 +29,23 @@ def run(*argv: str) -> int:
     return main.main(argv)
 
 
-@pytest.fixture
-def large(tmp_path: Path) -> str:
-    return config(tmp_path, "llama-3.3-70b-instruct")
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return config(tmp_path_factory.mktemp("large"), "llama-3.3-70b-instruct")
 
 
-@pytest.fixture
-def small(tmp_path: Path) -> str:
-    return config(tmp_path, "llama-3.2-1b-instruct")
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return config(tmp_path_factory.mktemp("small"), "llama-3.2-1b-instruct")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _each_model_and_load_once() -> Iterator[None]:
+    """Most tests ask for the same: to look at 80 layers takes two seconds, to simulate five ways of decoding one."""
+    with pytest.MonkeyPatch.context() as patches:
+        patches.setattr(model, "outline_of", cache(model.outline_of))
+        patches.setattr(module, "compare", cache(module.compare))
+        yield
 
 
 def config(folder: Path, name: str) -> str:

@@ -79,7 +79,7 @@ def test_a_part_is_that_part_of_the_whole(case: str, tmp_path: Path, stack: Exit
     view = view_of(case, tmp_path, stack)
     whole = view[...]
 
-    @settings(max_examples=60, database=None, deadline=None)
+    @settings(max_examples=settings.default.max_examples * 3 // 5, database=None, deadline=None)
     @given(SPANS, SPANS, SPANS)
     def check(first: slice, second: slice, third: slice) -> None:
         index = (first, second, third)[: whole.ndim]

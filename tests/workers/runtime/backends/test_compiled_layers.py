@@ -28,7 +28,11 @@ pytestmark = pytest.mark.thorough
 
 
 NUM_LAYERS = 6
-FAMILIES = ("gemma2", "gpt2", *(pytest.param(name, marks=pytest.mark.slow) for name in ("llama", "qwen2")))
+FAMILIES = (
+    "gemma2",
+    pytest.param("gpt2", marks=pytest.mark.ci),
+    *(pytest.param(name, marks=pytest.mark.slow) for name in ("llama", "qwen2")),
+)
 """gemma2 has two kinds of layers, gpt2 biases and other names."""
 MOST_GRAPHS = 8
 """One row and any number of rows, of each of two kinds of layers and of the last norm, and two to spare; layers that
