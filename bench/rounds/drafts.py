@@ -32,7 +32,6 @@ from bench.rounds.ways import (
     all_ways,
     best_gamma,
     best_in_turn,
-    hidden_on_hits,
     hits,
     ratio,
     repeat,
@@ -182,8 +181,7 @@ async def _measure(address: str, pace: str, plan: Plan) -> list[Result]:
                 ratio(f"{title}: pipelined over the best static in turn", repeats, STATIC, PIPELINED, settings),
                 ratio(f"{title}: pipelined over plain", repeats, PLAIN, PIPELINED, {}),
                 ratio(f"{title}: in turn over plain", repeats, PLAIN, best, {}),
-                hidden_on_hits(title, rounds[PIPELINED]),
-                *hits(title, rounds[PIPELINED]),
+                hits(title, rounds[PIPELINED])[1],
                 at_most(0, unlike_plain(title, repeats)),
             ]
     return results
