@@ -117,8 +117,8 @@ class CostModel:
 
     @cached_property
     def plain_rate(self) -> float:
-        """Tokens per second of plain decoding."""
-        return 1.0 / self.verify_s(0)
+        """Tokens per second of plain decoding, which does not ask the target's head."""
+        return 1.0 / (self.verify_s(0) - self.guessing_s)
 
     def draft_s(self, rows: float, num_passes: int) -> float:
         """Seconds of a round trip to the draft for `num_passes` passes with `rows` rows of each session."""
