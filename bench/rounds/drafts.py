@@ -48,9 +48,8 @@ from simulation.report import plain, run, sweep
 from simulation.scenario import Closed, Scenario
 
 TEMPERATURES = (0.0, 0.8)
-PACES = {"70b": ("70b", "1b"), "32b": ("32b", "0.6b")}
-"""Whose passes those of the target and of the head last as long as. A head is one layer and an output layer: of a 70B
-1.6 GB in bfloat16 with 32,000 tokens, no more than a draft of 1B."""
+TARGET_PACE, HEAD_PACE = "70b", "1b"
+"""A head is one layer and an output layer: of a 70B 3 GB in bfloat16, somewhat more than a draft of 1B."""
 FEATURE_LAYERS = (2, 15, 27)
 SIMULATED = ("70b+1b", "8b+0.5b")
 NUM_TEXTS = 24
@@ -70,7 +69,6 @@ PARTS = ("simulated", "paced", "equal")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--only", choices=PARTS, help="one part; all without it")
-    parser.add_argument("--paces", choices=PACES, nargs="+", default=["70b"], metavar="PACE", help=", ".join(PACES))
     parser.add_argument("--prompts", type=int, default=8, help="half of them questions, half code to continue")
     parser.add_argument("--tokens", type=int, default=96, help="of each completion or text")
     parser.add_argument("--repeats", type=int, default=2)
@@ -83,7 +81,7 @@ def measure(args: argparse.Namespace) -> list[Result]:
     """Run the chosen parts. Raises: StartupError if the first pair is not installed."""
     parts = {
         "simulated": lambda: [each for preset in SIMULATED for each in _simulated(preset)],
-        "paced": lambda: [each for pace in args.paces for each in _paced(pace, args)],
+        "paced": lambda: _paced(args),
         "equal": lambda: _equal(args),
     }
     return [each for name in parts if args.only in (None, name) for each in parts[name]()]
@@ -130,11 +128,11 @@ def _simulated(preset: str) -> Iterator[Result]:
         yield Result(f"{title}: tokens a round, pipelined", round(report.tokens_per_round, 3), "tokens", settings=shown)
 
 
-def _paced(pace: str, args: argparse.Namespace) -> list[Result]:
+def _paced(args: argparse.Namespace) -> list[Result]:
     target = _target()
     plan = Plan(_prompts(target, args.prompts), args.tokens, args.repeats)
-    with served(_config(target, pace), say) as endpoints:
-        return asyncio.run(_measure(f"localhost:{endpoints.grpc_port}", pace, plan))
+    with served(_config(target), say) as endpoints:
+        return asyncio.run(_measure(f"localhost:{endpoints.grpc_port}", plan))
 
 
 def _target() -> str:
@@ -151,18 +149,17 @@ def _prompts(target: str, num_prompts: int) -> list[str]:
     return [prompt for pair in both for prompt in pair][:num_prompts]
 
 
-def _config(target: str, pace: str) -> ServiceConfig:
+def _config(target: str) -> ServiceConfig:
     """One thread for each engine. The target is deterministic, so that bfloat16 gives one output in every way."""
     engine = EngineConfig(target, dtype="bfloat16", num_threads=1)
-    as_target, as_head = PACES[pace]
     return ServiceConfig(
-        TargetConfig(replace(engine, deterministic=True, feature_layers=FEATURE_LAYERS, paced_as=as_target)),
-        DraftConfig(replace(engine, head=str(HEAD), paced_as=as_head)),
+        TargetConfig(replace(engine, deterministic=True, feature_layers=FEATURE_LAYERS, paced_as=TARGET_PACE)),
+        DraftConfig(replace(engine, head=str(HEAD), paced_as=HEAD_PACE)),
         speculation=SpeculationConfig(guessers=("draft",)),
     )
 
 
-async def _measure(address: str, pace: str, plan: Plan) -> list[Result]:
+async def _measure(address: str, plan: Plan) -> list[Result]:
     results: list[Result] = []
     async with connected(address) as stub:
         for temperature in TEMPERATURES:
@@ -173,7 +170,7 @@ async def _measure(address: str, pace: str, plan: Plan) -> list[Result]:
             for number in range(plan.num_repeats):
                 say(f"T = {temperature:g}: repeat {number + 1} of {plan.num_repeats}")
                 repeats.append(await repeat(stub, plan, ways, temperature, number))
-            title = f"a head on the draft's device, paced as {pace}, T = {temperature:g}"
+            title = f"a head on the draft's device, paced as {TARGET_PACE}, T = {temperature:g}"
             rounds, best, settings = rounds_by_way(repeats), best_in_turn(repeats), {"static gamma": gamma}
             over_in_turn = ratio(f"{title}: pipelined over the best in turn", repeats, best, PIPELINED, settings)
             results += [
