@@ -184,6 +184,7 @@ def test_a_later_shape_that_one_rank_cannot_record_none_uses(
 ) -> None:
     with graphs(recorder), followers.runtime(checkpoint, role, **SETTINGS) as shared:
         shared.warm_up(lambda _: None)
+        caplog.clear()
         with caplog.at_level(logging.WARNING, logger="workers"):
             assert record_between_steps(shared, want) == sorted({1, 4, *LATER} - {8})
         (line,) = caplog.records

@@ -203,6 +203,7 @@ def test_what_cannot_be_recorded_later_is_said_once_and_costs_nothing_else(
 ) -> None:
     recorder = Recorder(failing=((24, 16),))
     runtime = warm(checkpoint, recorder, **SIZES)
+    caplog.clear()
     with caplog.at_level(logging.WARNING):
         finish(runtime)
     (line,) = [record.getMessage() for record in caplog.records]
