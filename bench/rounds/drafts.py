@@ -29,12 +29,10 @@ from bench.rounds.ways import (
     PLAIN,
     STATIC,
     Plan,
-    all_ways,
-    best_gamma,
+    all_repeats,
     best_in_turn,
     hits,
     ratio,
-    repeat,
     rounds_by_way,
     unlike_plain,
 )
@@ -56,8 +54,6 @@ NUM_TEXTS = 24
 SIMULATED_GOALS = {0.0: 2.0, 0.8: 1.6}
 OVER_IN_TURN_GOAL = 1.25
 EQUAL_TIME_GOAL = 1.15
-NUM_WARM_UP_PROMPTS = 2
-"""Prompts that are not counted: the adaptive policies learn from them."""
 QUESTIONS = (
     "Explain in a few sentences why the sky is blue.",
     "How do I keep a sourdough starter alive while I travel?",
@@ -163,13 +159,7 @@ async def _measure(address: str, plan: Plan) -> list[Result]:
     results: list[Result] = []
     async with connected(address) as stub:
         for temperature in TEMPERATURES:
-            gamma = await best_gamma(stub, plan, temperature)
-            ways = all_ways(gamma)
-            await repeat(stub, replace(plan, prompts=plan.prompts[:NUM_WARM_UP_PROMPTS]), ways, temperature, 0)
-            repeats = []
-            for number in range(plan.num_repeats):
-                say(f"T = {temperature:g}: repeat {number + 1} of {plan.num_repeats}")
-                repeats.append(await repeat(stub, plan, ways, temperature, number))
+            gamma, repeats = await all_repeats(stub, plan, temperature)
             title = f"a head on the draft's device, paced as {TARGET_PACE}, T = {temperature:g}"
             rounds, best, settings = rounds_by_way(repeats), best_in_turn(repeats), {"static gamma": gamma}
             over_in_turn = ratio(f"{title}: pipelined over the best in turn", repeats, best, PIPELINED, settings)

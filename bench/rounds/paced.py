@@ -12,7 +12,7 @@ import argparse
 import asyncio
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from bench.harness.anatomy import Parts, Round, medians_ms
@@ -22,15 +22,14 @@ from bench.models.prompts import held_out_prompts
 from bench.results import Result, at_least, at_most, say, spread
 from bench.rounds.recorded_engines import RECORDED
 from bench.rounds.simulated import CHAINS, TREES
-from bench.rounds.together import together
+from bench.rounds.together import WAYS, together
 from bench.rounds.ways import (
     PIPELINED,
     PLAIN,
     STATIC,
     Plan,
     Runs,
-    all_ways,
-    best_gamma,
+    all_repeats,
     best_in_turn,
     hidden_on_hits,
     hits,
@@ -45,8 +44,6 @@ from deploy.launch import served
 from deploy.settings import DEMO_DIRECTORY
 from protos.outrider.v1 import generation_pb2 as pb
 
-NUM_WARM_UP_PROMPTS = 2
-"""Prompts that are not counted: the adaptive policies learn from them."""
 SHARE_OF_SIMULATED = 0.95
 SIMULATED_CHAINS = {0.0: 1.90, 1.0: 1.49}
 SIMULATED_TREES = {0.0: 2.13, 1.0: 1.71}
@@ -118,15 +115,9 @@ def measure(args: argparse.Namespace) -> list[Result]:
 
 async def _measure(name: str, address: str, plan: Plan, temperature: float) -> list[Result]:
     async with connected(address) as stub:
-        gamma = await best_gamma(stub, plan, temperature)
-        ways = all_ways(gamma)
-        await repeat(stub, replace(plan, prompts=plan.prompts[:NUM_WARM_UP_PROMPTS]), ways, temperature, 0)
-        repeats = []
-        for number in range(plan.num_repeats):
-            say(f"repeat {number + 1} of {plan.num_repeats}")
-            repeats.append(await repeat(stub, plan, ways, temperature, number))
+        gamma, repeats = await all_repeats(stub, plan, temperature)
         title = f"paced {name}, T = {temperature:g}"
-        spent = [await _processor_time(title, stub, plan, way, ways[way], temperature) for way in (PLAIN, PIPELINED)]
+        spent = [await _processor_time(title, stub, plan, *way, temperature) for way in WAYS.items()]
         of_many = await together(title, stub, plan, CASES[name].target_law, temperature)
     return [*_results(title, CASES[name], temperature, repeats, {"static gamma": gamma}), *spent, *of_many]
 

@@ -30,13 +30,11 @@ from bench.rounds.ways import (
     STATIC,
     Plan,
     Runs,
-    all_ways,
-    best_gamma,
+    all_repeats,
     best_in_turn,
     hidden_on_hits,
     hits,
     ratio,
-    repeat,
     rounds_by_way,
     unlike_plain,
     waits,
@@ -48,8 +46,6 @@ from protos.outrider.v1 import generation_pb2 as pb
 
 COST_RATIO = 0.1
 TEMPERATURES = (0.0, 1.0)
-NUM_WARM_UP_PROMPTS = 2
-"""Prompts that are not counted: the adaptive policies learn from them."""
 SPEED_UP_GOAL = 1.25
 HIDDEN_GOAL = 0.95
 
@@ -102,13 +98,7 @@ async def _measure(address: str, plan: Plan, settings: Mapping[str, Any]) -> lis
     async with connected(address) as stub:
         results = []
         for temperature in TEMPERATURES:
-            gamma = await best_gamma(stub, plan, temperature)
-            ways = all_ways(gamma)
-            await repeat(stub, replace(plan, prompts=plan.prompts[:NUM_WARM_UP_PROMPTS]), ways, temperature, 0)
-            repeats = []
-            for number in range(plan.num_repeats):
-                say(f"T = {temperature:g}: repeat {number + 1} of {plan.num_repeats}")
-                repeats.append(await repeat(stub, plan, ways, temperature, number))
+            gamma, repeats = await all_repeats(stub, plan, temperature)
             results += _results(f"T = {temperature:g}", repeats, {**settings, "static gamma": gamma})
     return results
 

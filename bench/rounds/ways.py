@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from bench.harness.anatomy import Round, hidden_share, rounds_of, waiting_share
@@ -18,6 +18,8 @@ from bench.results import Result, say, spread
 PIPELINED, SEQUENTIAL, STATIC, PLAIN = "pipelined", "sequential", "static", "plain"
 GAMMAS = (1, 2, 3, 4, 5, 6, 8)
 NUM_SWEEP_PROMPTS = 3
+NUM_WARM_UP_PROMPTS = 2
+"""Prompts that are not counted: the adaptive policies learn from them."""
 
 Runs = Mapping[str, Sequence[Run]]
 """Runs by way, one per prompt."""
@@ -40,6 +42,18 @@ def static(gamma: int) -> Way:
 def all_ways(gamma: int) -> Mapping[str, Way]:
     """The four ways; `gamma` is the static way's draft length."""
     return {PIPELINED: AS_SERVED, SEQUENTIAL: IN_TURN, STATIC: static(gamma), PLAIN: PLAINLY}
+
+
+async def all_repeats(stub: Any, plan: Plan, temperature: float) -> tuple[int, list[Runs]]:
+    """Find the best static draft length, warm up, and complete all prompts in all ways in each repeat."""
+    gamma = await best_gamma(stub, plan, temperature)
+    ways = all_ways(gamma)
+    await repeat(stub, replace(plan, prompts=plan.prompts[:NUM_WARM_UP_PROMPTS]), ways, temperature, 0)
+    repeats: list[Runs] = []
+    for number in range(plan.num_repeats):
+        say(f"T = {temperature:g}: repeat {number + 1} of {plan.num_repeats}")
+        repeats.append(await repeat(stub, plan, ways, temperature, number))
+    return gamma, repeats
 
 
 async def best_gamma(stub: Any, plan: Plan, temperature: float) -> int:
