@@ -24,6 +24,8 @@ def test_recorded_guesses_agree_less_the_further_they_are_from_the_last_features
     right = [(each.columns[Column.RANK] == 0).mean() for each in law.by_depth]
     assert len(right) == HEAD_DEPTHS
     assert right[0] > right[3] > right[-1]
+    at = [[law.at(0, index, depth).rank for index in range(40)] for depth in (0, 3, HEAD_DEPTHS - 1, HEAD_DEPTHS)]
+    assert at[2] == at[3] != at[1] != at[0], "the last recording stands for all greater depths"
 
 
 def test_a_goal_is_judged_at_each_temperature_by_tokens_a_round():

@@ -56,6 +56,24 @@ def test_walking_a_tree_and_extending_a_log_lead_to_the_same_place():
     assert not text.after(position, position.next_token % 999 + 1).is_true
 
 
+class DepthLaw(OneLaw):
+    """The rank of the target's token is the number of guesses before it."""
+
+    def at(self, seed, index, depth=0):
+        return replace(self.agreement, rank=depth)
+
+
+def test_agreement_is_that_of_the_number_of_guesses_since_the_text_that_the_draft_was_sent():
+    text, log = Text(DepthLaw()), TokenLog(PROMPT)
+    position = text.position(log, SPEC)
+    for depth in range(5):
+        assert text.coupled(position, 8).ranked.index(position.next_token) == depth
+        log.extend([position.next_token])
+        position = text.after(position, position.next_token)
+    position = text.position(log, SPEC)
+    assert text.coupled(position, 8).ranked[0] == position.next_token, "the draft has been sent what it had guessed"
+
+
 @given(st.lists(st.integers(0, 4000), max_size=20), st.integers(0, 4000))
 def test_a_hash_can_be_extended_without_the_log(tokens, token):
     log = TokenLog(tokens)
