@@ -1,4 +1,4 @@
-"""Where an engine's ranks run: the bundles of its replica's placement group."""
+"""Places the ranks of an engine on nodes, by the placement group of its replica."""
 
 from __future__ import annotations
 

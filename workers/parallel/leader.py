@@ -192,7 +192,7 @@ class LeaderBackends(BackendStack):
         super().drop_adapter(number)
 
     def uncalled(self, number: int) -> list[str]:
-        """Those of all ranks: each has the modules of its own stage."""
+        """Return the uncalled modules of all ranks, since each rank has those of its own stage."""
         self._group.send_command([Command.CHECK_ADAPTER, number])
         return [name for names in self._group.gather_json(super().uncalled(number)) for name in names]
 

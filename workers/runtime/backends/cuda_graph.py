@@ -38,8 +38,8 @@ TREE_WORDS = 8
 SEQUENCES_AT_START = (1, 4)
 """Numbers of sequences, with one row each, that are recorded at start: the self-test has steps of both."""
 RECORD_AFTER = 500
-"""A busy engine records a shape once so many steps have needed it. On paper a recording pays for itself in 150 to 1,000
-steps: it takes 150 to 360 ms for an 8B, and saves a step 0.3 to 2 ms of padding (docs/adr/gpu-runtime)."""
+"""Number of steps that must have needed a shape before a busy engine records it. On paper a recording of an 8B takes
+150 to 360 ms and saves each step 0.3 to 2 ms, so it pays for itself in 75 to 1,200 steps (docs/adr/gpu-runtime)."""
 NUM_STAGED = 3
 """Number of steps whose integers may wait on the host for the device."""
 TREE_DEPTH = 64

@@ -54,7 +54,7 @@ class DraftJob(TrainingJob):
 
     plan: DraftPlan
     draft: Path | DraftSize
-    """Where it starts: a checkpoint, or new weights."""
+    """The checkpoint that training starts from, or the size of a model with new weights."""
 
 
 def make_draft(job: DraftJob, out: Path, command: str, watcher: Watcher) -> tuple[Found, Found]:
@@ -165,8 +165,8 @@ def _write(out: Path, draft: Any, job: DraftJob) -> None:
 
 
 def _licenses(job: DraftJob) -> dict[str, str]:
-    """Of the checkpoints that the draft is made from. Its weights are derived from the one that it starts from, or else
-    from the target."""
+    """The card's licence fields. The draft's own licence is that of the checkpoint it starts from, or else the
+    target's."""
     made_from = [Path(job.target.model), *([job.draft] if isinstance(job.draft, Path) else [])]
     found = [(path.resolve().name, license_of(path)) for path in made_from]
     return {"license": found[-1][1], "licenses": ", ".join(f"{name}: {each}" for name, each in found)}
